@@ -76,12 +76,22 @@ class TopK:
             self.tail_log_prob.to(device, non_blocking=True),
         )
 
+    def pin_memory(self) -> TopK:
+        """A copy in pinned memory."""
+        return TopK(
+            self.log_probs.pin_memory(), self.ids.pin_memory(), self.tail_log_prob.pin_memory()
+        )
+
 
 class EncodedLogits(Protocol):
     """Encoded distributions of a cache, decoded on the device where they are needed."""
 
     def __len__(self) -> int: ...
 
-    def to(self, device: torch.device) -> TopK | torch.Tensor: ...
+    def to(self, device: torch.device) -> TopK | torch.Tensor:
+        """Decoded."""
+
+    def moved(self, device: torch.device) -> EncodedLogits:
+        """Still encoded; what is large as it is may stay until `to`."""
 
     def pin_memory(self) -> EncodedLogits: ...

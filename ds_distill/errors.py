@@ -48,6 +48,19 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     return f" Did you mean `{found}`?" if found != value else ""
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what has led to it, the latest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def short(value: object) -> str:
+    """A value in a message: some are as long as a vocabulary."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:96]} ..."
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a message, by whole words."""
     lines = [line for line in str(error).splitlines() if line.strip()]

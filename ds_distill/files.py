@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ds_distill.errors import UserError
+import xxhash
+
+from ds_distill.errors import UserError, causes
 
 _NO_SPACE = ("no space left on device", "os error 28", "disk quota exceeded", "os error 122")
 _WRITE_FAILED = ("pytorchstreamwriter", "inline_container", "requested and")
@@ -36,15 +39,14 @@ def is_disk_full(error: BaseException | None) -> bool:
     Libraries wrap the operating system's error in their own types: torch in RuntimeError,
     safetensors in SafetensorError, numpy in an OSError without errno.
     """
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        text = str(error).lower()
+        text = str(cause).lower()
         if any(message in text for message in _NO_SPACE):
             return True
-        if isinstance(error, OSError | RuntimeError) and any(w in text for w in _WRITE_FAILED):
+        if isinstance(cause, OSError | RuntimeError) and any(w in text for w in _WRITE_FAILED):
             return True
-        error = error.__cause__ or error.__context__
     return False
 
 
@@ -89,6 +91,12 @@ def read_text(path: Path, errors: str = "strict") -> str:
     if stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_text(encoding="utf-8", errors=errors)
+
+
+def checksum(path: Path) -> str:
+    """xxh3-128 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def kind_of_node(path: Path) -> str | None:
@@ -174,7 +182,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def publish_folder(temporary: Path, path: Path) -> None:
     """Sync a finished folder and rename it to `path`, replacing an older one: at every moment the
     name has the old folder or the new. Its files get the mode of new files there: safetensors makes
-    its own readable only by the owner. Raises UserError where `path` is anything but a folder.
+    its own readable only by the owner.
 
     A file system that cannot exchange two names, such as NFS, has neither for a moment: a process
     that is killed in it leaves the old one as `.NAME.old`, whole.

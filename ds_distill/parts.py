@@ -14,6 +14,7 @@ from ds_distill.recipe.entry import (
     PhaseEntry,
     PolicyEntry,
     SourceEntry,
+    TaskEntry,
     TermEntry,
 )
 from ds_distill.recipe.metrics.metric import (
@@ -26,7 +27,7 @@ from ds_distill.recipe.metrics.metric import (
 from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase, training_mistakes
 from ds_distill.recipe.policies import Routing, Weighted
 from ds_distill.recipe.section import Count, Name, Section, Share
-from ds_distill.recipe.terms import SoftenedTerm, TermSettings
+from ds_distill.recipe.terms import DistillationTerm, SoftenedTerm, TermSettings
 
 __all__ = [
     "Candidate",
@@ -35,6 +36,7 @@ __all__ = [
     "Context",
     "Count",
     "CountMetric",
+    "DistillationTerm",
     "MeanMetric",
     "Metric",
     "MetricSettings",
@@ -48,6 +50,7 @@ __all__ = [
     "Share",
     "SoftenedTerm",
     "SourceEntry",
+    "TaskEntry",
     "TermEntry",
     "TermSettings",
     "TrainingPhase",

@@ -5,8 +5,8 @@ entries, H hidden width.
 
 A row is one prediction that a loss counts. A sequence-level task has one row per example, token
 classification one per word, masked-LM one per masked token, and extractive QA two per example:
-where an answer starts and where it ends, with the S tokens as classes. Routing and loss terms only
-see rows, so they are independent of the task.
+where an answer starts and where it ends, with K candidates among the tokens as classes. Routing and
+loss terms only see rows, so they are independent of the task.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -93,6 +94,12 @@ class Signals:
         return self.output
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether they are as a cache stores them."""
+        known = torch.Tensor | VocabularyHead | TopK
+        return self.output is not None and not isinstance(self.output, known)
+
+    @property
     def has_made_logits(self) -> bool:
         """Whether a head has computed them."""
         return self.head is not None and "logits" in vars(self)
@@ -137,17 +144,28 @@ class Signals:
     def to(self, device: torch.device | str) -> Signals:
         """For cached signals; a live model's are where the model is."""
         assert self.output is not None and not isinstance(self.output, VocabularyHead)
-        moved = self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
         if isinstance(self.output, torch.Tensor):
             return moved
         return replace(moved, output=self.output.to(torch.device(device)))
 
+    def moved(self, device: torch.device | str) -> Signals:
+        """As `to`, but not decoded yet: see `decoded`."""
+        if not self.is_encoded:
+            return self.to(device)
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, output=cast(EncodedLogits, self.output).moved(torch.device(device)))
+
+    def decoded(self, device: torch.device | str) -> Signals:
+        """After `moved` to the same device; a live model's as they are."""
+        return self.to(device) if self.is_encoded else self
+
     def pin_memory(self) -> Signals:
         """For cached signals: a copy in pinned memory."""
-        assert self.output is not None and not isinstance(self.output, VocabularyHead | TopK)
-        return replace(self._moved(torch.Tensor.pin_memory), output=self.output.pin_memory())
+        assert self.output is not None and not isinstance(self.output, VocabularyHead)
+        return replace(self._each(torch.Tensor.pin_memory), output=self.output.pin_memory())
 
-    def _moved(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Signals:
+    def _each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Signals:
         """With what `of` makes of each tensor."""
         return replace(
             self,
@@ -276,10 +294,23 @@ class Batch:
         return batch
 
     def to(self, device: torch.device | str) -> Batch:
-        """A copy on a device; models that shared a view still do."""
+        """A copy on a device, with decoded signals; models that shared a view still do."""
         return self._each(
             lambda tensor: tensor.to(device, non_blocking=True), lambda signals: signals.to(device)
         )
+
+    def moved(self, device: torch.device | str) -> Batch:
+        """As `to`, but with signals as a cache stores them, until `decoded`: those of all batches
+        of a step would not fit together."""
+        return self._each(
+            lambda tensor: tensor.to(device, non_blocking=True),
+            lambda signals: signals.moved(device),
+        )
+
+    def decoded(self, device: torch.device | str) -> Batch:
+        """With decoded signals, after `moved` to the same device."""
+        signals = {name: signals.decoded(device) for name, signals in self.signals.items()}
+        return replace(self, signals=signals)
 
     def pin_memory(self) -> Batch:
         """A copy in pinned memory, from which `to` a GPU does not wait."""

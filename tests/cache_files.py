@@ -19,6 +19,7 @@ from ds_distill.cache.format import MANIFEST, Block, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, written
+from ds_distill.cache.workers import writer_name
 from ds_distill.keys import content_keys
 from ds_distill.types import Signals
 
@@ -127,7 +128,9 @@ def write_cache(
             with ExitStack() as opened:
                 writers = [
                     opened.enter_context(
-                        closing(ShardWriter(path, plan, name, schema, worker.writer_name(rank)))
+                        closing(
+                            ShardWriter(path, plan, name, schema, writer_name(worker.number, rank))
+                        )
                     )
                     for rank in range(ranks)
                 ]

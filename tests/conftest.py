@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -25,6 +25,9 @@ from toys import (
     write_toy_task,
 )
 from warm import Warm
+
+if TYPE_CHECKING:
+    from ds_distill.engine.world import World
 
 SHARED_DATA = Path(
     os.environ.get("DS_DISTILL_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
@@ -189,6 +192,16 @@ def ds_distill(command_environment: dict[str, str]) -> Iterator[CommandLine]:
     warm.close()
 
 
+@pytest.fixture(scope="module")
+def short_runs(
+    settings: dict[str, Any], ds_distill: CommandLine, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Path]:
+    """Of a module's recipe, its fixture `settings`; see `alone_and_on_two_ranks`."""
+    from runs import alone_and_on_two_ranks
+
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
+
+
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables of a process that is a rank."""
 
@@ -204,6 +217,15 @@ def no_group_is_left() -> Iterator[None]:
     for name in GROUP:
         os.environ.pop(name, None)
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """This process as the only rank of a group."""
+    from ds_distill.engine.world import World
+
+    yield World.start()
+    World.stop()
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 
 from processes import marked
 
@@ -35,6 +37,9 @@ def plant():
         read = RunFolder.read_record
         RunFolder.read_record = lambda *given: time.sleep(0.2) or read(*given)
         return
+    if what == "late":
+        late()
+        return
     time.sleep(0.2)
     from ds_distill.training.loop import _Training
     collate = _Training._collate
@@ -54,6 +59,25 @@ def plant():
 
     _Training._collate = planted
 
+def late():  # that a file was not there is remembered for a while, as NFS does
+    import ds_distill.phases.cache as cache
+    from ds_distill.training.checkpoints import Checkpoints
+    known, complete, absent, looked = cache.known_teachers, Checkpoints._complete, {}, []
+
+    def known_late(path):
+        if path in absent and time.monotonic() - absent[path] < 30:
+            return {}
+        found = known(path)
+        if not found:
+            absent.setdefault(path, time.monotonic())
+        return found
+
+    def complete_late(self):
+        looked.append(self)
+        return complete(self)[: -1 if len(looked) < 3 else None]
+
+    cache.known_teachers, Checkpoints._complete = known_late, complete_late
+
 def planted_hang():
     while True:
         time.sleep(0.01)
@@ -62,7 +86,7 @@ if "DS_DISTILL_TEST_PLANT" in os.environ:
     threading.Thread(target=plant, daemon=True).start()
 """
 """A sitecustomize.py that makes a rank misbehave: `hang:1:5` hangs rank 1 at step 5. With `slow`
-it is slow to look what the run has done before."""
+it is slow to look what the run has done before, and with `late` it sees files late."""
 
 
 def with_plants(environment: dict[str, str], folder: Path) -> dict[str, str]:
@@ -88,14 +112,17 @@ class Ranks:
         ranks: tuple[int, ...] = (0, 1),
         size: int = 2,
         plant: str = "",
+        rank_options: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        rank_folders: Mapping[int, Path] = MappingProxyType({}),
     ) -> list[subprocess.Popen[str]]:
-        """Start some of the ranks, `size` in all."""
+        """Start some of the ranks, `size` in all. rank_options, rank_folders: more options, and
+        another current folder, of some ranks."""
         port = free_port()
         command = [sys.executable, "-P", "-m", "ds_distill", "run", str(self._recipe)]
         command += [*self._options, *more, "--folder", str(folder)]
         return [
             subprocess.Popen(
-                command,
+                [*command, *rank_options.get(rank, ())],
                 env={
                     **self.environment,
                     **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)},
@@ -106,7 +133,7 @@ class Ranks:
                     },
                     **({"DS_DISTILL_TEST_PLANT": plant} if plant else {}),
                 },
-                cwd=folder.parent,
+                cwd=rank_folders.get(rank, folder.parent),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

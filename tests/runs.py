@@ -243,10 +243,14 @@ def losses(folder: Path, training: str) -> list[float]:
     return [e["loss"] for e in events(folder) if e["event"] == "train" and e["phase"] == training]
 
 
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(folder / "results.json")
+    return found
+
+
 def evaluation(folder: Path) -> dict[str, Any]:
     """The record of a run's only evaluate phase."""
-    found = read_json(folder / "results.json")
-    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
+    [record] = (r for r in results(folder)["phases"] if r["kind"] == "evaluate")
     return dict(record)
 
 

@@ -107,12 +107,12 @@ class TeacherBlocks:
         return columns
 
     def read_lists(self, indices: np.ndarray, variant: int) -> dict[str, Encoded]:
-        """Items of each row's list in one mask draw, one list after the other, by column.
+        """Items of each row's list in one mask variant, one list after the other, by column.
 
-        Raises IndexError for a row or draw that is not there.
+        Raises IndexError for a row or variant that is not there.
         """
         if not 0 <= variant < (self._schema.mask_variants or 0):
-            raise IndexError("no such mask draw in the cache")
+            raise IndexError("no such mask variant in the cache")
         blocks = self._blocks_of(indices)
         at = variant * self._rows[blocks] + (indices & (self._block_rows - 1))
         shards = self._by_shard(blocks)

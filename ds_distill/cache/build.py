@@ -11,7 +11,7 @@ manifest.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -22,29 +22,26 @@ import pyarrow as pa
 from ds_distill.cache.build_plan import (
     BUILDING,
     Plan,
-    is_same_plan,
     other_plan,
+    plan_content,
     read_plan,
     write_plan,
 )
 from ds_distill.cache.format import (
     MANIFEST,
-    Fingerprint,
     Index,
     Manifest,
     Shard,
     Teacher,
-    file_checksum,
+    Teachers,
 )
 from ds_distill.cache.index import KeyIndex, write_index
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import WORKERS, close_shard, written, written_to
 from ds_distill.cache.workers import CLAIMS, Worker, writing
-from ds_distill.files import refuse_links_out, sync
+from ds_distill.files import checksum, refuse_links_out, sync
 from ds_distill.process.lock import FolderLock, LockLost
 
 T = TypeVar("T")
-Teachers = Mapping[str, tuple[Fingerprint, SignalSchema]]
 
 
 def join_build(cache: Path, plan: Plan, teachers: Teachers) -> tuple[Worker, int] | None:
@@ -63,13 +60,13 @@ def join_build(cache: Path, plan: Plan, teachers: Teachers) -> tuple[Worker, int
 def _join(
     cache: Path, plan: Plan, teachers: Teachers, lock: FolderLock
 ) -> tuple[Worker, int] | None:
-    manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    manifest = Manifest.read_if_any(cache)
     if (manifest.blocks if manifest else 0) != plan.first_block:
         return None
     unfinished = read_plan(cache, manifest)
     if unfinished is None:
         _begin(cache, plan, teachers, lock)
-    elif not is_same_plan(unfinished, plan, teachers):
+    elif unfinished.content != plan_content(plan, teachers):
         raise other_plan(cache, unfinished, plan, teachers, writing(cache))
     blocks = sum(len(blocks) for name in teachers for blocks in written(cache, name).values())
     worker = Worker(cache, plan, list(teachers))
@@ -105,7 +102,7 @@ def finish_build(cache: Path, plan: Plan, teachers: Teachers, worker: Worker) ->
 def _finish(cache: Path, plan: Plan, teachers: Teachers, worker: Worker, lock: FolderLock) -> None:
     if not worker.build_goes_on():
         return
-    old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    old = Manifest.read_if_any(cache)
     if read_plan(cache, old) is None:  # a kill came between the manifest and the tidying up
         _discard_build(cache, lock)
         return
@@ -162,7 +159,7 @@ def _manifest(
         examples=len(keys),
         block_rows=plan.block_rows,
         blocks=blocks,
-        index=Index(file=index_file.name, checksum=file_checksum(index_file)),
+        index=Index(file=index_file.name, checksum=checksum(index_file)),
         teachers=teachers,
     )
 
@@ -171,7 +168,7 @@ def remove_leftovers(cache: Path) -> None:
     """Remove the files of builds that are finished or had no plan yet. Main process."""
 
     def remove(lock: FolderLock) -> None:
-        manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+        manifest = Manifest.read_if_any(cache)
         if read_plan(cache, manifest) is None:
             _discard_build(cache, lock)
 
@@ -217,12 +214,12 @@ def _remove_unlisted(cache: Path, lock: FolderLock) -> None:
                 file.unlink()
 
 
-def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, SignalSchema]]:
+def known_teachers(cache: Path) -> Teachers:
     """The teachers of the unfinished build, else those of the cache, else none.
 
     Raises UserError when the plan or the cache is damaged, OSError when it cannot be read.
     """
-    manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    manifest = Manifest.read_if_any(cache)
     unfinished = read_plan(cache, manifest)
     if unfinished is not None:
         return unfinished.teachers

@@ -9,7 +9,6 @@ days of the teachers' inference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ds_distill.cache.format import Fingerprint, Manifest
+from ds_distill.cache.format import Manifest, Teachers
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, short
 from ds_distill.files import read_json, write_json
 
 BUILDING = ".building"
@@ -100,13 +99,11 @@ class Written:
     """The plan in the folder of an unfinished build."""
 
     content: dict[str, Any]
-    teachers: dict[str, tuple[Fingerprint, SignalSchema]]
+    teachers: Teachers
 
 
-def write_plan(
-    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
-) -> None:
-    write_json(cache / BUILDING / PLAN, _content(plan, teachers))
+def write_plan(cache: Path, plan: Plan, teachers: Teachers) -> None:
+    write_json(cache / BUILDING / PLAN, plan_content(plan, teachers))
 
 
 def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
@@ -135,27 +132,18 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
     return None if finished else Written(content, teachers)
 
 
-def is_same_plan(
-    unfinished: Written,
-    plan: Plan,
-    teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
-) -> bool:
-    """Whether an unfinished build has this plan."""
-    return unfinished.content == _content(plan, teachers)
-
-
 def other_plan(
     cache: Path,
     unfinished: Written,
     plan: Plan,
-    teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
+    teachers: Teachers,
     workers: list[str],
 ) -> UserError:
     """What to tell where an unfinished build has another plan.
 
     workers: processes that write it at the moment, in words.
     """
-    wanted = _content(plan, teachers)
+    wanted = plan_content(plan, teachers)
     folder = cache / BUILDING
     if workers:
         return UserError(
@@ -171,9 +159,7 @@ def other_plan(
     )
 
 
-def _content(
-    plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
-) -> dict[str, Any]:
+def plan_content(plan: Plan, teachers: Teachers) -> dict[str, Any]:
     described = {
         name: {"fingerprint": fingerprint, "signals": schema.model_dump(mode="json")}
         for name, (fingerprint, schema) in teachers.items()
@@ -201,10 +187,4 @@ def _difference(stored: Any, wanted: Any, *path: str) -> str:
     if len(path) == 2:
         return f"{'no' if stored is None else 'a'} teacher {path[1]!r}"
     what = " ".join(path[3:])  # after the teacher's name: `fingerprint` or `signals`
-    return f"teacher {path[1]!r} with {what} {_short(stored)}, not {_short(wanted)}"
-
-
-def _short(value: Any) -> str:
-    """Shortened: some values, such as a fitted tail's, are as long as a vocabulary."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return f"teacher {path[1]!r} with {what} {short(stored)}, not {short(wanted)}"

@@ -13,6 +13,7 @@ teacher a fingerprint of everything that its signals depend on; and its own chec
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
-from ds_distill.files import publish_file, read_json
+from ds_distill.files import checksum, publish_file, read_json
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -34,6 +35,8 @@ MAX_ROWS = 1 << 32
 Fingerprint = dict[str, Any]
 """What a teacher's signals depend on: weights, tokenizer, max_length, labels or masking, dtype;
 JSON values."""
+Teachers = Mapping[str, tuple[Fingerprint, SignalSchema]]
+"""Name -> what its cached signals depend on, and how they are stored."""
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -146,6 +149,11 @@ class Manifest(_Part):
         publish_file(file, cache / MANIFEST)
 
     @staticmethod
+    def read_if_any(cache: Path) -> Manifest | None:
+        """Raises UserError when there is one, and it is damaged or of another format."""
+        return Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+
+    @staticmethod
     def read(cache: Path) -> Manifest:
         """Raises UserError when the manifest is missing, damaged, or of another format."""
         if not (cache / MANIFEST).is_file():
@@ -189,15 +197,6 @@ def _checksum(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def file_checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def weights_fingerprint(reference: str, commit: str | None) -> str:
     """Fingerprint of a model's weights: the checksum of a local folder's weight and config files,
     or the commit of a hub model."""
@@ -206,7 +205,7 @@ def weights_fingerprint(reference: str, commit: str | None) -> str:
         return f"{reference}@{commit}"
     digest = xxhash.xxh3_128()
     for file in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
-        digest.update(f"{file.name}:{file_checksum(file)};".encode())
+        digest.update(f"{file.name}:{checksum(file)};".encode())
     return digest.hexdigest()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ds_distill.cache.format import damaged, file_checksum
+from ds_distill.cache.format import damaged
 from ds_distill.errors import UserError
-from ds_distill.files import new_file
+from ds_distill.files import checksum, new_file
 from ds_distill.keys import find_keys
 
 SCHEMA = pa.schema([("key_hi", pa.int64()), ("key_lo", pa.int64()), ("row", pa.uint32())])
@@ -36,11 +36,14 @@ def write_index(file: Path, keys: np.ndarray, indices: np.ndarray) -> None:
 class KeyIndex:
     """An index file, memory-mapped."""
 
-    def __init__(self, cache: Path, name: str, checksum: str) -> None:
-        """Raises UserError when the file is missing or damaged, OSError when it cannot be read."""
+    def __init__(self, cache: Path, name: str, written: str) -> None:
+        """written: the file's checksum then.
+
+        Raises UserError when the file is missing or damaged, OSError when it cannot be read.
+        """
         self._cache = cache
         file = cache / name
-        if not file.is_file() or file_checksum(file) != checksum:
+        if not file.is_file() or checksum(file) != written:
             raise damaged(cache, name)
         mapped = pa.memory_map(
             str(file)

@@ -33,7 +33,7 @@ class CacheReader:
         Raises UserError when the folder is not a finished cache of this format.
         """
         path = Path(path)
-        self._path, self._checks = path, checks
+        self.path, self._checks = path, checks
         self.manifest = Manifest.read(path)
         index = self.manifest.index
         self._index = KeyIndex(path, index.file, index.checksum)
@@ -59,13 +59,13 @@ class CacheReader:
 
     def check(self, teacher: str, fingerprint: Fingerprint) -> None:
         """Refuse signals of a teacher that has changed since. Raises UserError."""
-        check_fingerprint(self._path, teacher, self._teacher(teacher).fingerprint, fingerprint)
+        check_fingerprint(self.path, teacher, self._teacher(teacher).fingerprint, fingerprint)
 
     def _teacher(self, teacher: str) -> Teacher:
         """Raises UserError when the cache does not hold it."""
         if teacher not in self.manifest.teachers:
             raise UserError(
-                f"cache {self._path}: has no teacher {teacher!r}, only "
+                f"cache {self.path}: has no teacher {teacher!r}, only "
                 f"{', '.join(self.teachers)}. Name another folder (phases.cache.folder), or "
                 "remove this one and build the cache again."
             )
@@ -77,11 +77,11 @@ class CacheReader:
             self.check(teacher, fingerprint)
             stored = self.manifest.teachers[teacher].signals
             for what, value in schema:
-                check_fingerprint(self._path, teacher, {what: getattr(stored, what)}, {what: value})
+                check_fingerprint(self.path, teacher, {what: getattr(stored, what)}, {what: value})
         others = set(self.teachers) - set(teachers)
         if others:
             raise UserError(
-                f"cache {self._path}: also has teacher {sorted(others)[0]!r}, which this "
+                f"cache {self.path}: also has teacher {sorted(others)[0]!r}, which this "
                 "phase does not have, so its new records would be missing. Name another folder "
                 "(phases.cache.folder)."
             )
@@ -100,20 +100,26 @@ class CacheReader:
         indices = self._index.indices(torch.as_tensor(keys))
         blocks = self._blocks_of(self.teachers[0])
         if not blocks.has(indices).all():
-            raise damaged(self._path, self.manifest.index.file)
+            raise damaged(self.path, self.manifest.index.file)
         return indices
 
-    def read(self, teacher: str, indices: np.ndarray, variant: int = 0) -> Signals:
+    def read(
+        self, teacher: str, indices: np.ndarray, variant: int = 0, *, as_stored: bool = False
+    ) -> Signals:
         """A teacher's signals at `indices`, int64 [B], on the CPU: for whole sequences logits
         float32 [B, C]; for masked tokens n rows, those of each example's masked tokens one after
-        the other, encoded until `Signals.to(device)`; and the hidden states that were cached.
+        the other, encoded by a codec until `Signals.to(device)`; and the hidden states that were
+        cached.
 
         variant: mask variant, of a masked-LM teacher.
+        as_stored: leave logits without a codec encoded, too, where rows are masked tokens or words
+            and have all classes: over a vocabulary they are the largest tensor of a step.
 
         Raises UserError when the cache does not hold the teacher, or a block that is touched is
         damaged.
         """
-        return self._teacher(teacher).signals.decode(self._read(teacher, indices, variant))
+        signals = self._teacher(teacher).signals
+        return signals.decode(self._read(teacher, indices, variant), as_stored=as_stored)
 
     def log_probs(self, teacher: str, indices: np.ndarray, variant: int = 0) -> torch.Tensor:
         """Whole distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
@@ -134,7 +140,7 @@ class CacheReader:
         if teacher not in self._blocks:
             manifest = self.manifest
             self._blocks[teacher] = TeacherBlocks(
-                self._path,
+                self.path,
                 teacher,
                 manifest.teachers[teacher],
                 manifest.block_rows,

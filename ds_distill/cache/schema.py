@@ -19,7 +19,13 @@ import pyarrow as pa
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ds_distill.cache.codecs import Encoded, StoredLogits, VocabularyCodec, codec_from_json
+from ds_distill.cache.codecs import (
+    Encoded,
+    StoredLogits,
+    StoredNumbers,
+    VocabularyCodec,
+    codec_from_json,
+)
 from ds_distill.types import LACKING, Signals
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -190,12 +196,15 @@ class SignalSchema(BaseModel):
         numbers = pa.Array.from_buffers(row.value_type, len(stored) * row.list_size, [None, data])
         return pa.FixedSizeListArray.from_arrays(numbers, row.list_size)
 
-    def decode(self, columns: dict[str, Encoded]) -> Signals:
-        """Signals from their stored form."""
+    def decode(self, columns: dict[str, Encoded], *, as_stored: bool = False) -> Signals:
+        """Signals from their stored form; see `CacheReader.read`."""
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             classes = None if self.known is None else torch.tensor(self.known)
             given = self._numbers(columns["given"])[:, 0] > 0 if self.lacks_rows else None
+            if as_stored and self.mask_variants and not self.ragged and classes is None:
+                numbers = StoredNumbers(self._stored(columns["logits"]))
+                return Signals(numbers, hidden, given=given)
             return Signals(self._logits(columns["logits"]), hidden, classes, given=given)
         assert self.temperature is not None
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
@@ -222,7 +231,12 @@ class SignalSchema(BaseModel):
         return logits.masked_fill_(logits == self._lacking, LACKING) if self.ragged else logits
 
     def _numbers(self, stored: Encoded) -> torch.Tensor:
+        """float32 [n, width]."""
+        return self._stored(stored).float()
+
+    def _stored(self, stored: Encoded) -> torch.Tensor:
+        """[n, width], of the stored dtype."""
         rows, size = stored.payload.shape
         # Flat: the strides of an array with 0 rows may not allow a view as another dtype.
         numbers = stored.payload.flatten().view(self._torch_dtype)
-        return numbers.view(rows, size // self._torch_dtype.itemsize).float()
+        return numbers.view(rows, size // self._torch_dtype.itemsize)

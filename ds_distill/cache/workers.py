@@ -43,7 +43,6 @@ class Worker:
         """Join a build whose plan is written. In the lock of the cache's folder."""
         self._cache, self._plan = cache, plan
         self._claims = cache / BUILDING / CLAIMS
-        self._own: set[tuple[str, int]] = set()
         self._may_be_unclaimed: dict[str, dict[int, None]] = {}
         self._signs, self._tell = Signs(), Tell()
         self.number = secrets.randbits(62)
@@ -63,13 +62,8 @@ class Worker:
     def _free_claims(self, teachers: list[str]) -> None:
         """Remove the claims of workers that have ended, on blocks that they have not written."""
         for teacher in teachers:
-            for at in blocks_to_write(self._cache, self._plan, teacher):
-                if self._is_over(teacher, at):
-                    self._claim_file(teacher, at).unlink(missing_ok=True)
-
-    def writer_name(self, rank: int) -> str:
-        """The name of one of its ranks, for `ShardWriter`."""
-        return writer_name(self.number, rank)
+            for at in self._abandoned(teacher):
+                self._claim_file(teacher, at).unlink(missing_ok=True)
 
     def build_goes_on(self) -> bool:
         """Whether the build is unfinished; there may be another one of the cache by now."""
@@ -89,8 +83,10 @@ class Worker:
         left = blocks_to_write(self._cache, self._plan, teacher)
         if not left:
             return None
-        over = (at for at in left if (teacher, at) not in self._own and self._is_over(teacher, at))
-        assigned = self._assign(teacher, over, ranks, self._take_over)
+        # Of workers that have ended: one that joined has removed their claims, or they are there.
+        assigned = self._assign(teacher, left, ranks, self._make)
+        if assigned == [None] * ranks:
+            assigned = self._assign(teacher, self._abandoned(teacher), ranks, self._take_over)
         if assigned == [None] * ranks:
             self.others()  # says whom it waits for
         return assigned
@@ -126,7 +122,6 @@ class Worker:
                 break
             if take(self._claim_file(teacher, at)):
                 assigned[assigned.index(None)] = at
-                self._own.add((teacher, at))
         return assigned
 
     def _make(self, claim: Path) -> bool:
@@ -146,6 +141,18 @@ class Worker:
             return False
         return True
 
+    def _abandoned(self, teacher: str) -> list[int]:
+        """Blocks that a worker has claimed, and has not written, which writes no more."""
+        found = {
+            at
+            for at in blocks_to_write(self._cache, self._plan, teacher)
+            if (owner := self._owner(teacher, at)) is not None and self._is_over(owner)
+        }
+        if not found:
+            return []
+        # Once more: it may have written them, and ended, since the journals were read.
+        return [at for at in blocks_to_write(self._cache, self._plan, teacher) if at in found]
+
     def _owner(self, teacher: str, at: int) -> str | None:
         """The name of the worker that has claimed a block, if one has."""
         try:
@@ -153,10 +160,8 @@ class Worker:
         except FileNotFoundError:
             return None
 
-    def _is_over(self, teacher: str, at: int) -> bool:
-        """Whether a claim is of nobody who would still write the block."""
-        owner = self._owner(teacher, at)
-        return owner is None or owner == self._name or not self._writes(owner)
+    def _is_over(self, owner: str) -> bool:
+        return owner != self._name and not self._writes(owner)
 
     def _writes(self, name: str) -> bool:
         """Whether there are signs of another worker, since this one first asked for it."""
@@ -199,6 +204,7 @@ class Worker:
 
 
 def writer_name(worker: int, rank: int) -> str:
+    """The name of one of a worker's ranks, for `ShardWriter`. worker: its number."""
     return f"{_name(worker)}/{rank:05d}"
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ds_distill.cache.format import Fingerprint, weights_fingerprint
+from ds_distill.cache.format import Fingerprint, check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
-from ds_distill.data.predictions import fingerprint as predictions_fingerprint
 from ds_distill.engine.precision import dtype_name
+from ds_distill.files import checksum
 from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import caches, steps
@@ -30,7 +31,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     """Everything that a teacher's cached signals depend on, except the attention implementation,
     which a build adds."""
     if reference.predictions is not None:
-        weights = f"predictions {predictions_fingerprint(reference.predictions)}"
+        weights = f"predictions {checksum(reference.predictions)}"
         return {"weights": weights, **run.kind.fingerprint(None)}
     config = load_config(reference.model, reference.revision)
     commit = getattr(config, "_commit_hash", None)
@@ -51,15 +52,29 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
     """The cache of the last cache phase before phase `number` that holds a split, of the teachers
     that it has, or None.
 
-    Raises UserError when the teachers have changed since.
+    Raises UserError when the teachers have changed since, or another build has stored other signals
+    of them there.
     """
     teachers = run.teachers(number)
     for step, phase in caches(steps(run.recipe)[:number], run.task_name, split, teachers):
         reader = CacheReader(cache_folder(run, phase, step.number))
         for teacher in teachers:
             reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
+            _check_stored(reader, teacher, phase)
         return reader
     return None
+
+
+def _check_stored(reader: CacheReader, teacher: str, phase: Cache) -> None:
+    """Raises UserError unless the signals are stored as the cache phase has it. It looks itself
+    when it runs, but the folder may be another run's by now."""
+    stored = reader.manifest.teachers[teacher].signals
+    found: dict[str, Any] = {"states of layers": sorted(stored.hidden)}
+    wanted: dict[str, Any] = {"states of layers": sorted(phase.hidden)}
+    if stored.codec is not None:
+        found |= {"codec": stored.codec_name, "temperature": stored.temperature}
+        wanted |= {"codec": phase.codec.name, "temperature": phase.codec.temperature}
+    check_fingerprint(reader.path, teacher, found, wanted)
 
 
 def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
@@ -74,6 +89,7 @@ def cached_signals(run: Run, split: str, number: int, examples: Examples) -> Cac
 
     def read(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
         variant = epoch % reader.mask_variants if reader.mask_variants else 0
-        return {name: reader.read(name, indices[numbers], variant) for name in teachers}
+        at = indices[numbers]
+        return {name: reader.read(name, at, variant, as_stored=True) for name in teachers}
 
     return read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -72,9 +72,6 @@ class Fidelity:
             f"{self.temperature:g}): {self.lost:.1%} lost"
         )
 
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class NumberFidelity:
@@ -99,9 +96,6 @@ class NumberFidelity:
             f"{self.cached:.1e}; their standard deviation is {self.spread:.3g} ({self.rows:,} "
             f"rows): {self.lost:.1%} lost"
         )
-
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def repeat_inference(

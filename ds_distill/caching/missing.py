@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ds_distill.cache.build_plan import Plan, block_rows_for
-from ds_distill.cache.format import MANIFEST, Fingerprint
+from ds_distill.cache.format import MANIFEST, Teachers
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples
@@ -33,7 +33,7 @@ class Missing:
 def missing_from(
     path: Path,
     splits: list[tuple[Examples, Collator]],
-    teachers: dict[str, tuple[Fingerprint, SignalSchema]],
+    teachers: Teachers,
 ) -> tuple[Plan, list[Missing]]:
     """What the cache lacks. Raises UserError when the cache that is there is of other
     teachers, or lacks something that this run's attention would compute otherwise."""
@@ -48,24 +48,18 @@ def missing_from(
                 for name, (its_fingerprint, schema) in teachers.items()
             }
         )
-    missing: list[Missing] = []
-    seen = np.empty((0, 2), dtype=np.int64)
-    for examples, collate in splits:
-        keys = examples.keys.numpy()
-        first = distinct_keys(keys)  # duplicates share a row
-        if reader is not None:
-            first = first[~reader.holds(examples.keys[torch.from_numpy(first)])]
-        first = first[~among_keys(keys[first], seen)]
-        seen = np.concatenate([seen, keys[first]])
-        missing.append(_in_order(examples, collate, first))
-    if reader is not None and len(seen):
-        reader.check_same(teachers)
+    missing = _distinct(
+        splits, lambda keys: np.full(len(keys), True) if reader is None else ~reader.holds(keys)
+    )
+    count = sum(len(part.indices) for part in missing)
     if reader is not None:
+        if count:
+            reader.check_same(teachers)
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
         tokens = max(float(np.mean(collate.lengths)) for _, collate in splits)
         row_bytes = max(_example_bytes(schema, tokens) for _, schema in teachers.values())
-        block_rows, first_block = block_rows_for(len(seen), row_bytes), 0
+        block_rows, first_block = block_rows_for(count, row_bytes), 0
     keys_by_split = [part.examples.keys.numpy()[part.indices] for part in missing]
     return Plan(first_block, block_rows, keys_by_split), missing
 
@@ -75,13 +69,23 @@ def added_by(
 ) -> list[Missing]:
     """What a finished build has added to the cache, as it was missing before."""
     reader = CacheReader(path)
+    first_row = first_block * reader.manifest.block_rows
+    return _distinct(splits, lambda keys: reader.indices(keys) >= first_row)
+
+
+def _distinct(
+    splits: list[tuple[Examples, Collator]], is_missing: Callable[[np.ndarray], np.ndarray]
+) -> list[Missing]:
+    """Of each split the examples that are missing and in no split before it.
+
+    is_missing: int64 [n, 2], content keys -> bool [n].
+    """
     missing: list[Missing] = []
     seen = np.empty((0, 2), dtype=np.int64)
     for examples, collate in splits:
         keys = examples.keys.numpy()
-        first = distinct_keys(keys)
-        indices = reader.indices(examples.keys[torch.from_numpy(first)])
-        first = first[indices >= first_block * reader.manifest.block_rows]
+        first = distinct_keys(keys)  # duplicates share a row
+        first = first[is_missing(keys[first])]
         first = first[~among_keys(keys[first], seen)]
         seen = np.concatenate([seen, keys[first]])
         missing.append(_in_order(examples, collate, first))

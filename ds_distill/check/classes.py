@@ -35,7 +35,9 @@ def class_counts(data: datasets.Dataset, classes: int, *, many_labels: bool) -> 
     counts, labelled = np.zeros(classes, dtype=np.int64), False
     for batch in data.select_columns("label").with_format("arrow").iter(_BATCH):
         labels = _flat(batch["label"])
-        labelled |= bool((labels >= 0).any())
+        if not (labels >= 0).any():
+            continue  # -1 of each text, also in a task of many labels
+        labelled = True
         if many_labels:
             counts += (labels.reshape(-1, classes) == 1).sum(axis=0)
         else:

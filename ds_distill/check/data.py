@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
+from ds_distill.check.metrics import metric_mistakes
 from ds_distill.check.predictions import Predictions
 from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source, as_numpy, located
+from ds_distill.data.sources import Source, as_numpy, example_keys, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
@@ -31,10 +32,10 @@ from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, PhaseSettings
+from ds_distill.recipe.phases import PHASES, FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.training import Training
 
 WORTH_A_NOTE = 0.05
@@ -66,8 +67,11 @@ class Data:
         if not self._read:
             return found  # so they may be others
         found += self._named_labels(labels)
+        found += self._focus(labels)
         found += class_mistakes(self.recipe, self.task_name, labels)
-        found += self._metric(labels)
+        found += metric_mistakes(
+            self.recipe, self.task_name, labels, self._read, self._class_counts
+        )
         found += self._pairs()
         found += named_teacher_mistakes(self.recipe, self.task_name, self.source, self._read)
         if not found and self.task.has_classes:
@@ -84,6 +88,7 @@ class Data:
             *self.label_notes(teachers),
             *self._class_notes(),
             *self._empty_texts(),
+            *self._widened_spans(),
             *self._shared_examples(),
             *self._predictions.notes(),
         ]
@@ -122,7 +127,7 @@ class Data:
         needs: dict[str, bool] = {}  # split -> whether it needs labels
         missing: set[str] = set()
         path, there = self.task.data.path, ", ".join(self.source.splits)
-        for name, phase in self._phases():
+        for name, phase in self.recipe.named_phases(self.task_name):
             for split, need in phase.reads:
                 if split in self.source.splits:
                     needs[split] = needs.get(split, False) or need
@@ -156,15 +161,10 @@ class Data:
             more = [location for location in dict(found) if location != first]
             yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
 
-    def _phases(self) -> Iterator[tuple[str, PhaseSettings]]:
-        """The task's phases, by name."""
-        names = zip(self.recipe.phase_names(), self.recipe.phases, strict=True)
-        return ((name, p) for name, p in names if self.recipe.task_name(p) == self.task_name)
-
     def _named_labels(self, labels: list[str]) -> Iterator[str]:
         if not self.task.has_classes:
             return
-        for name, phase in self._phases():
+        for name, phase in self.recipe.named_phases(self.task_name):
             for key, named in phase.labels_named().items():
                 for label in named:
                     if label not in labels:
@@ -173,10 +173,18 @@ class Data:
                             f"{', '.join(labels)}. Name classes of the task."
                         )
 
-    def _metric(self, labels: list[str]) -> Iterator[str]:
-        """A metric that names labels which the task has not, or has no label to be about."""
-        for mistake in metric_of(self.task)(self.task.metric, labels).label_mistakes():
-            yield f"{self.task.location}.metric{mistake}"
+    def _focus(self, labels: list[str]) -> Iterator[str]:
+        """Classes to focus on of which the split has no example."""
+        for name, phase in self.recipe.named_phases(self.task_name):
+            if not isinstance(phase, FineTune) or phase.focus is None:
+                continue
+            counts = self._class_counts.get(phase.split, np.ones(len(labels)))
+            for label in phase.focus.classes:
+                if label in labels and counts[labels.index(label)] == 0:
+                    yield (
+                        f"phases.{name}.focus.classes: split {phase.split!r} has no example of "
+                        f"{label!r}. Name classes that it has, or take focus out."
+                    )
 
     def _pairs(self) -> Iterator[str]:
         """Pairs of texts, where long texts are to be split."""
@@ -200,7 +208,9 @@ class Data:
                 data = self._read[split]
                 fitted[split] = Groups.of(data)
                 fitting_part(_strata(data), fitted[split], split, recipe.seed)
-            if CHOOSING_SPLIT in there and any(isinstance(p, Training) for _, p in self._phases()):
+            if CHOOSING_SPLIT in there and any(
+                isinstance(p, Training) for p in recipe.phases_of(self.task_name)
+            ):
                 data = self.source.read(CHOOSING_SPLIT)
                 choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
         except UserError as error:
@@ -241,7 +251,8 @@ class Data:
         for what, names in mistakes.items():
             yield f"{', '.join(names)}: {what}"
         if not mistakes:
-            yield from partial_mistakes(recipe, self.task_name, labels, maps)
+            lacking = self._predictions.lacking
+            yield from partial_mistakes(recipe, self.task_name, labels, maps, lacking)
 
     def _empty_texts(self) -> Iterator[str]:
         for split, data in self._read.items() if not self.task.of_words else ():
@@ -255,6 +266,23 @@ class Data:
                 yield (
                     f"{count:,} of {len(data):,} texts of split {split!r} are empty. They count as "
                     "examples all the same."
+                )
+
+    def _widened_spans(self) -> Iterator[str]:
+        for split, data in self._read.items():
+            if "widened" not in data.column_names:
+                continue
+            counts = as_numpy(data, "widened")
+            texts = np.flatnonzero(counts)
+            if len(texts):
+                row = data[int(texts[0])]
+                key = row["key_hi"], row["key_lo"]
+                location = self.source.locations(split, {key}).get(key)
+                at = f", e.g. {location}" if location else ""
+                yield (
+                    f"{counts.sum():,} spans in {len(texts):,} of the {len(data):,} texts of split "
+                    f"{split!r} begin or end inside of a word{at}: they have the whole word, also "
+                    "in scores."
                 )
 
     def cut_texts(self, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
@@ -274,9 +302,10 @@ class Data:
 
     def _shared_examples(self) -> Iterator[str]:
         """Texts that judge or choose, and stand in a split that trains or chooses, too."""
-        judges = [p for _, p in self._phases() if PHASES[p.kind].makes == "evaluation"]
+        phases = self.recipe.phases_of(self.task_name)
+        judges = [phase for phase in phases if PHASES[phase.kind].makes == "evaluation"]
         judging = {split for phase in judges for split, _ in phase.reads}
-        keys = {split: _keys(data) for split, data in self._read.items()}
+        keys = {split: example_keys(data) for split, data in self._read.items()}
         for one, other in combinations(keys, 2):
             if not {one, other} & (judging | {"validation"}):
                 continue
@@ -323,12 +352,6 @@ def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, st
             if head != task and tasks[head].of_words:
                 found.setdefault(teacher, (head, step.name))
     return found
-
-
-def _keys(data: datasets.Dataset) -> np.ndarray:
-    """Content keys: int64 [N, 2]."""
-    columns = data.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
-    return np.stack([columns["key_hi"], columns["key_lo"]], axis=1)
 
 
 def _strata(data: datasets.Dataset) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from transformers import PreTrainedConfig
 
@@ -22,7 +22,7 @@ def label_mistakes(recipe: Recipe) -> Iterator[str]:
         for name in given:
             yield f"teachers.{name}.labels: {without} has no labels. Take the key out."
         return
-    for phase_name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+    for phase_name, phase in recipe.named_phases():
         for name in phase.starts:
             if name in given:
                 yield (
@@ -33,11 +33,16 @@ def label_mistakes(recipe: Recipe) -> Iterator[str]:
 
 
 def partial_mistakes(
-    recipe: Recipe, task: str, labels: list[str], maps: Mapping[str, LabelMap | None]
+    recipe: Recipe,
+    task: str,
+    labels: list[str],
+    maps: Mapping[str, LabelMap | None],
+    lacking: Callable[[PhaseSettings], Collection[str]],
 ) -> Iterator[str]:
     """Labels that no teacher knows, and policies that do not take teachers of some of the labels.
 
-    maps: of the teachers that run on the task as they are, without mistakes.
+    maps: of the teachers that run on the task as they are, without mistakes. lacking: gives the
+        teachers that say nothing of some examples of a phase.
     """
     known = _known_in_part(maps)
     if len(known) == len(recipe.teachers) > 0:
@@ -51,7 +56,7 @@ def partial_mistakes(
             )
     if not known:
         return
-    for name, phase in _phases_of(recipe, task):
+    for name, phase in recipe.named_phases(task):
         for key, entry, settings in phase.parts():
             if isinstance(entry, PolicyEntry) and not entry.allows_partial(settings):
                 yield (
@@ -59,12 +64,23 @@ def partial_mistakes(
                     f"{', '.join(known)} know(s) some of them: what is likely among those says "
                     f"nothing of the others. Choose {' or '.join(that_take_partial())}."
                 )
+            elif isinstance(entry, PolicyEntry) and entry.takes_partial == "target":
+                silent = lacking(phase)
+                without = [teacher for teacher in recipe.teachers if teacher not in silent]
+                by_any = set().union(*(known.get(one, range(len(labels))) for one in without))
+                if without and len(by_any) < len(labels):
+                    yield (
+                        f"phases.{name}.{key}: {entry.name} reads all teachers, and of some "
+                        f"examples {', '.join(silent)} says nothing, where the others "
+                        f"({', '.join(without)}) do not know all labels. Complete the file, or mix "
+                        "losses: routing={policy: average, mix: losses}."
+                    )
 
 
 def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[str]:
     """Policies that are not fitted on so many classes."""
     reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
-    for name, phase in _phases_of(recipe, task):
+    for name, phase in recipe.named_phases(task):
         for key, entry, _ in phase.parts():
             if isinstance(entry, PolicyEntry) and entry.name in reasons:
                 yield (
@@ -81,11 +97,6 @@ def _known_in_part(maps: Mapping[str, LabelMap | None]) -> dict[str, set[int]]:
         for name, found in maps.items()
         if found is not None and found.classes is not None
     }
-
-
-def _phases_of(recipe: Recipe, task: str) -> Iterator[tuple[str, PhaseSettings]]:
-    names = zip(recipe.phase_names(), recipe.phases, strict=True)
-    return ((name, phase) for name, phase in names if recipe.task_name(phase) == task)
 
 
 def label_notes(
@@ -134,7 +145,7 @@ def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -
         groups = [*apart, classes.union(*(group for group in groups if group & classes))]
     if len(groups) < 2:
         return
-    for name, phase in _phases_of(recipe, task):
+    for name, phase in recipe.named_phases(task):
         entries = [entry for _, entry, _ in phase.parts()]
         policies = [
             entry.name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from ds_distill.check.expansions import expanded_mistakes
 from ds_distill.data.pretrained import Unreachable
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.data.word_pieces import rules_of_word_pieces
@@ -26,7 +27,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import imported
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.metrics.tokens import WordLoss
-from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.phases import PHASES, Cache
 from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
@@ -70,7 +71,7 @@ class Models:
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
         found += [*_reported(self._shape), *self._layer_maps()]
-        found += [*self._attention(), *self._hidden_words()]
+        found += [*self._cached_layers(), *self._attention(), *self._hidden_words()]
         return [*found, *_reported(self._expanded), *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -172,6 +173,25 @@ class Models:
                     at = f"phases.{name}.{key}.layers={settings.layers}"
                     yield f"{at}: with {teacher}, {error}."
 
+    def _cached_layers(self) -> Iterator[str]:
+        """Layers to cache that a teacher does not have."""
+        configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
+        for step in steps(self.recipe):
+            hidden = step.phase.hidden if isinstance(step.phase, Cache) else []
+            for teacher in step.teachers if hidden else ():
+                config = configs.get(step.model(teacher).origin)
+                if config is None:  # predictions of a file, or it could not be read
+                    continue
+                depth = config.num_hidden_layers
+                beyond = [layer for layer in hidden if not -depth - 1 <= layer <= depth]
+                if beyond:
+                    yield (
+                        f"phases.{step.name}.hidden={hidden}: {teacher} has {depth} layers, and "
+                        f"none is {beyond[0]}. Name layers from 1 to {depth}, 0 for the embeddings "
+                        "or -1 for the last."
+                    )
+                    break
+
     def _attention(self) -> Iterator[str]:
         """Terms on attention that the models' own cannot be compared by."""
         for name, phase, own, teacher, config in self._taught():
@@ -190,32 +210,12 @@ class Models:
                 yield from hidden_word_mistakes(at, self._vocabularies)
 
     def _expanded(self) -> Iterator[str]:
-        """Vocabularies that cannot grow, and what cannot be done with one that has."""
-        for step in steps(self.recipe):
-            name, phase = step.name, step.phase
-            if phase.vocabulary is not None and "student" in self._vocabularies:
-                tokenizer, rows = self._vocabularies["student"]
-                yield from expansion_mistakes(
-                    f"phases.{name}", self.configs["student"], tokenizer, rows, phase.vocabulary
-                )
-            grown = [one for one in phase.starts if step.model(one).vocabulary is not None]
-            teachers = step.teachers if phase.runs_teachers and grown else []
-            if phase.cached_split is not None and teachers:
-                yield (
-                    f"phases.{name}.teachers=cached: what a cache holds is of the teachers' own "
-                    f"tokens, and those of {grown[0]} are others since its vocabulary was "
-                    "expanded. Set teachers=live."
-                )
-            if len(teachers) > 1:
-                yield (
-                    f"phases.{name}: {grown[0]}, whose vocabulary was expanded, learns from one "
-                    f"teacher, and here are {', '.join(teachers)}. Name one with follow."
-                )
+        return expanded_mistakes(self.recipe, self.configs, self._vocabularies)
 
     def _shared_heads(self) -> Iterator[str]:
         """Models that are trained through one head, and cannot be."""
         recipe, known = self.recipe, self.teachers()
-        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        for name, phase in recipe.named_phases():
             trainings = phase.trainings if isinstance(phase, TrainingPhase) else []
             for together in trainings:
                 configs = {f"teachers.{n}": known[n] for n in together if n in known}
@@ -264,7 +264,7 @@ def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
         for task in recipe.tasks_by_name.values()
         if TASKS[task.type].needs.same_tokens
     ]
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+    for name, phase in recipe.named_phases():
         for key, entry, settings in phase.parts():
             if entry.needs_of(settings).same_tokens:
                 found.append((f"phases.{name}.{key}", recipe.task_of(phase).predicts == "token"))
@@ -311,37 +311,6 @@ def hidden_word_mistakes(
                 f"{at}: hidden words are those of a WordPiece vocabulary, and {location} has "
                 "another. Set loss."
             )
-
-
-EXPANDED = ("bert", "distilbert", "electra")
-"""Model types whose vocabulary may grow: new rows were found right in their input and output."""
-
-
-def expansion_mistakes(
-    location: str,
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: int,
-    size: int,
-) -> Iterator[str]:
-    """A student whose vocabulary cannot grow to `size`, from `rows` of its embeddings."""
-    if config.model_type not in EXPANDED:
-        yield (
-            f"{location}: the vocabulary of a model of type {config.model_type} cannot be expanded "
-            f"here. Choose a student of one of these types: {', '.join(EXPANDED)}."
-        )
-    try:
-        rules_of_word_pieces(tokenizer)
-    except UserError as error:
-        yield f"{location}: {error}"
-    if not config.tie_word_embeddings:
-        yield (
-            f"{location}: the student's input and output embeddings are not tied, and new rows of "
-            "its input would learn nothing: new words are always masked, so that they are never "
-            "read. Choose a student with tie_word_embeddings."
-        )
-    if size <= rows:
-        yield f"{location}.size={size}: the student has {rows} tokens already. Set more than that."
 
 
 def lacks_flashdeberta(config: PreTrainedConfig) -> bool:

@@ -121,6 +121,14 @@ def _unmet(
             "they are then. Add - expertise: {split: validation} before it (after the last "
             "fine-tuning of a teacher)."
         )
+    elif needs.expertise and context.step.phase.followed is not None:
+        fits = context.step.expertise
+        if fits is not None and fits.phase.leaves_out_teachers:
+            yield (
+                f"{location}: {entry.name} is fitted on the teachers that phases.{fits.name} "
+                "leaves, and the phase follows those of the recipe, whoever was left out. Take "
+                f"follow out, or leave_out of phases.{fits.name}."
+            )
 
 
 def _other_kind(needs: Needs, task: TaskSettings) -> tuple[str, str] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import datasets
 import numpy as np
 
 from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
-from ds_distill.data.sources import Source, as_numpy
+from ds_distill.data.sources import Source, example_keys
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.keys import among_keys
@@ -110,12 +111,22 @@ class Predictions:
                             f"{step.name!r} asks for them. {_REMEDY[live]}"
                         )
 
+    def lacking(self, phase: PhaseSettings) -> list[str]:
+        """The teachers whose files lack examples of a phase; none that cannot be read."""
+        found = []
+        for teacher in self._teachers:
+            with suppress(UserError):  # one of the mistakes
+                file = self._file(teacher)
+                if any(len(self._lacks(split, file)) for split, _ in phase.reads):
+                    found.append(teacher)
+        return found
+
     def notes(self) -> Iterator[str]:
         """Of files without mistakes: what they lack, and what they have that is of no example."""
         for teacher in self._teachers:
             at, file = f"teachers.{teacher}.predictions", self._file(teacher)
             of_file = np.stack([file.high, file.low], axis=1)
-            used = np.concatenate([_keys(data) for data in self._read.values()])
+            used = np.concatenate([example_keys(data) for data in self._read.values()])
             if file.unknown is not None:
                 yield f"{at}: the ids of {file.unknown} of its rows are of no example here."
             if unknown := int((~among_keys(of_file, used)).sum()):
@@ -147,7 +158,7 @@ class Predictions:
 
     def _lacks(self, split: str, file: FilePredictions) -> np.ndarray:
         """Content keys, int64 [M, 2], of the examples of a split that a file lacks."""
-        keys = _keys(self._read[split])
+        keys = example_keys(self._read[split])
         return keys[file.find(keys) < 0]
 
     def _lack(self, split: str, missing: np.ndarray) -> str:
@@ -168,7 +179,3 @@ _REMEDY = {
     "teachers=cached: a cache may lack some.",
 }
 """By whether a live teacher is asked."""
-
-
-def _keys(data: datasets.Dataset) -> np.ndarray:
-    return np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)

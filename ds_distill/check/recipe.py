@@ -204,17 +204,32 @@ def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
 
 
 def name_mistakes(recipe: Recipe) -> Iterator[str]:
-    """Models of the same name."""
+    """Models of the same name: of a teacher that is not trained anew, or of two trainings on a task
+    of which one distils. Evaluations and the report tell models by name, and the student to ship is
+    chosen among all trainings."""
     if "student" in recipe.teachers:
         yield "teachers.student: `student` names the student. Rename the teacher."
+    names, left = recipe.phase_names(), dict[tuple[str, str], int]()
     for number, output in recipe.trained_models():
         phase = recipe.phases[number]
-        retrained = PHASES[phase.kind].makes != "student" and output in phase.starts
+        makes, of_task = PHASES[phase.kind].makes, (recipe.task_name(phase), output)
+        retrained = makes != "student" and output in phase.starts
+        earlier, distils = left.get(of_task), makes == "student"
+        if earlier is not None:
+            distils |= PHASES[recipe.phases[earlier].kind].makes == "student"
         if output in recipe.teachers and not retrained:
             yield (
-                f"phases.{recipe.phase_names()[number]}: its model would be called {output!r}, and "
+                f"phases.{names[number]}: its model would be called {output!r}, and "
                 "a teacher has that name. Choose another with save_as, or rename the teacher."
             )
+        elif earlier is not None and distils:
+            yield (
+                f"phases.{names[number]}: its model would be called {output!r}, as the one that "
+                f"phases.{names[earlier]} left: which of the two is judged and which is shipped "
+                "cannot be told by name. Give one of them another with save_as."
+            )
+        if makes != "start":  # what is expanded is trained under the same name
+            left[of_task] = number
 
 
 def _logging_mistakes(recipe: Recipe) -> Iterator[str]:

@@ -18,7 +18,7 @@ def named_teacher_mistakes(
     recipe: Recipe, task_name: str, source: Source, read: Mapping[str, datasets.Dataset]
 ) -> Iterator[str]:
     """Of each phase of a task that follows the teachers that its examples name: that they name
-    none, or one that the phase has not.
+    none, or one that the phase has not, or that an earlier phase may have left out.
 
     read: the splits that could be read.
     """
@@ -27,7 +27,16 @@ def named_teacher_mistakes(
         if step.task_name != task_name or not isinstance(phase, TrainingPhase):
             continue
         for key, entry, settings in phase.parts():
-            if entry.needs_of(settings).teacher_ids and phase.split in read:
+            if not entry.needs_of(settings).teacher_ids:
+                continue
+            leaves = [one.name for one in step.earlier_of_task() if one.phase.leaves_out_teachers]
+            if leaves and phase.followed is None:
+                yield (
+                    f"phases.{step.name}.{key}: {entry.name} follows the teacher that each example "
+                    f"names, and phases.{leaves[-1]} may leave it out. Set follow: "
+                    f"[{', '.join(step.teachers)}], or take leave_out out."
+                )
+            if phase.split in read:
                 location = f"phases.{step.name}.{key}: {entry.name}"
                 yield from _of_split(location, phase.split, step.teachers, source, read)
 

@@ -11,7 +11,8 @@ import os
 import sys
 
 from ds_distill.cli.commands import app
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, first_line
+from ds_distill.files import is_disk_full
 from ds_distill.process.launcher import end_with_launcher
 from ds_distill.process.signals import end_as_rank, exit_on_signal, is_rank
 from ds_distill.process.terminal import say
@@ -42,10 +43,24 @@ def main() -> None:
             from ds_distill.run.rank import report_and_exit
 
             report_and_exit(error)
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            say("ds-distill: a path of the command line is too long", error=True)
-            sys.exit(2)
-        if not isinstance(error, UserError):
+        text = str(error) if isinstance(error, UserError) else _of_the_system(error)
+        if text is None:
             raise
-        say(f"ds-distill: {error}", error=True)
+        say(f"ds-distill: {text}", error=True)
         sys.exit(2)
+
+
+def _of_the_system(error: Exception) -> str | None:
+    """What to tell of an error that the user can mend outside of ds_distill; None of others."""
+    if is_disk_full(error):
+        return f"no space is left: {first_line(error)}. Free some, and give the same command."
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.ENAMETOOLONG:
+        return "a path of the command line is too long"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        return (
+            f"{os.fsdecode(error.filename)}: {error.strerror}. Name another one, or see to it that "
+            "it can be read and written."
+        )
+    return None

@@ -125,7 +125,7 @@ def _check_workers(recipe, last: int) -> None:  # type: ignore[no-untyped-def]
 
     last: number of the last cache phase.
     """
-    for phase, name in zip(recipe.phases[: last + 1], recipe.phase_names(), strict=False):
+    for name, phase in recipe.named_phases()[: last + 1]:
         if phase.kind != "cache":
             raise UserError(
                 f"--worker: phase {name} comes before the cache, and each worker would run it "

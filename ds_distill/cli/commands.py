@@ -21,7 +21,7 @@ from ds_distill.cli.loading import (
     phases_until,
     print_reading,
     quiet_libraries,
-    say_progress,
+    say_measuring,
     text_output,
     write_json_output,
 )
@@ -319,10 +319,9 @@ def predict(
     prediction."""
     from ds_distill.predictors.prediction import predict_file
 
-    def progress(sentence: str) -> None:
-        say(sentence, error=True)
-
     quiet_libraries()
+    if output is not None and output.is_file() and file.is_file() and output.samefile(file):
+        raise UserError(f"--output {output}: is the file of the texts. Name another one.")
     with text_output(output) as target:
         predict_file(
             model,
@@ -331,7 +330,7 @@ def predict(
             text=text,
             text_b=text_b,
             batch_size=batch_size,
-            progress=progress,
+            progress=partial(say, error=True),
         )
 
 
@@ -368,7 +367,7 @@ def plan(
     from ds_distill.planning.planner import Planner
     from ds_distill.planning.table import plan_text
 
-    say_progress("ds_distill.planning.cpu_speed")
+    say_measuring()
     planner = Planner(loaded, find_device(gpu, gpus), gpus)
     made = planner.plan()
     say(plan_text(made, every), end="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +85,7 @@ def export(
         split=judged_on.split,
         int8=int8,
         max_loss=max_loss,
-        progress=lambda sentence: say(sentence, error=True),
+        progress=partial(say, error=True),
     )
     say("\n" + export_table(found).text())
     say(f"\nFiles    {target}\nFigures  {target / RECORD}")

@@ -137,9 +137,9 @@ class _Sayer(logging.Handler):
         say(record.getMessage(), error=True)
 
 
-def say_progress(module: str) -> None:
-    """Say on standard error what a module of ds_distill logs of its progress."""
-    logger = logging.getLogger(module)
+def say_measuring() -> None:
+    """Say on standard error what a plan measures on this CPU."""
+    logger = logging.getLogger("ds_distill.planning.cpu_speed")
     logger.setLevel(logging.INFO)
     logger.handlers[:] = [_Sayer()]
 

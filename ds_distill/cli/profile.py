@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -121,10 +122,7 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     from ds_distill.profiling.table import models_text
     from ds_distill.run.environment import describe_environment
 
-    def progress(sentence: str) -> None:
-        say(sentence, error=True)
-
-    found = profile_models(run, progress)
+    found = profile_models(run, partial(say, error=True))
     say("\n" + models_text(found), end="")
     if json is not None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

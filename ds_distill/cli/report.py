@@ -37,7 +37,7 @@ def report(
     first = RunFolder(runs[0])
     if len(runs) == 1 and first.holds_run() and not first.results.is_file():
         report_stopped(load_recipe(runs[0] / "recipe.yaml"), first, "It has not finished.")
-        say(f"{first.how_to_continue('--resume')}\nReport   {first.report}")
+        say(f"{first.how_to_finish()}\nReport   {first.report}")
         return
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html.")

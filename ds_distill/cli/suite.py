@@ -55,8 +55,8 @@ def suite(
     """
     from ds_distill.sweep.suite.load import load_suite
 
-    references = [word for word in checkpoints if "=" not in word]
-    loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
+    references, overrides = checkpoints_and_overrides(checkpoints)
+    loaded = load_suite(suite, overrides)
     go_offline(references, [task.data.path for task in loaded.tasks.values()], loaded.models_folder)
     quiet_libraries()
     from ds_distill.sweep.suite.runs import check_suite, checkpoints_of, suite_runs
@@ -67,9 +67,7 @@ def suite(
         _check_reference(reference, [one.name for one in given])
     path = folder or Path("runs") / loaded.name
     runs = suite_runs(loaded, given, path.absolute())
-    models = {one.name: one.model for one in given}
-    content = {"suite": loaded.as_written(), "checkpoints": models}
-    asked = Sweep(path, [*runs], content, resume=resume)
+    asked = Sweep(path, [*runs], resume=resume)
     if not resume:
         for note in check_suite(runs):
             say(f"Note: {note}")
@@ -77,6 +75,13 @@ def suite(
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
     report = partial(_report, loaded, runs, reference or given[0].name)
     run_sweep(asked, report, how, resume)
+
+
+def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The two kinds of arguments. A folder that is there is a checkpoint: those of a sweep's runs
+    have a `=` in their names."""
+    overrides = [word for word in words if "=" in word and not Path(word).is_dir()]
+    return [word for word in words if word not in overrides], overrides
 
 
 def _check_reference(reference: str, names: list[str]) -> None:

@@ -65,7 +65,7 @@ def run_settings(
 
     recipe, fixed, small = given.recipe, list(given.overrides or []), given.small
     runs = runs_of(recipe, fixed, found, small, path)
-    asked = Sweep(path, runs, {"recipe": recipe, "small": small, "fixed": fixed}, resume=resume)
+    asked = Sweep(path, runs, resume=resume)
     if not resume:  # data and models, once: what one run lacks all lack
         for note in check_all(runs[0].recipe, print_reading):
             say(f"Note: {note}")

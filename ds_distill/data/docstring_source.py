@@ -15,12 +15,6 @@ from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import Task
 
 
-def open_docstrings(
-    task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
-) -> Source:
-    return DocstringSource(task, cache_folder, progress)
-
-
 class DocstringSource(Source):
     """Paragraphs of docstrings, labelled with their package."""
 

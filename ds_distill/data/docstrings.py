@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.data.examples import EXAMPLES, build_once
+from ds_distill.data.built import build_once
+from ds_distill.data.examples import EXAMPLES
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection

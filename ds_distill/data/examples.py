@@ -7,14 +7,13 @@ files do not pay for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from ds_distill.data.labels import (
     LabelIds,
@@ -28,7 +27,6 @@ from ds_distill.data.labels import (
 )
 from ds_distill.data.readers import BATCH, Reader, check_text
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.files import new_file
 from ds_distill.keys import content_keys, hash_keys
 from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
@@ -96,39 +94,6 @@ def keep_per_class(classes: np.ndarray, keys: np.ndarray, count: int) -> np.ndar
     ordered = classes[order]
     starts = np.searchsorted(ordered, ordered)  # the first position of each example's class
     return np.sort(order[np.arange(len(order)) - starts < count])
-
-
-def build_once(target: Path, write: Callable[[Path], None]) -> Path:
-    """Create a file with `write(temporary path)` unless it exists; returns `target`.
-
-    Of several processes one writes and the others wait. The file appears complete or not at all.
-
-    Raises UserError when the folder cannot be written or its disk is full.
-    """
-    if target.exists():
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(FileLock(f"{target}.lock")):
-            if not target.exists():
-                with new_file(target) as temporary:
-                    write(temporary)
-    except OSError as error:
-        raise UserError(
-            f"{target.parent}: converted data cannot be written here: "
-            f"{error.strerror or error}. Free some space, or set HF_DATASETS_CACHE to a folder "
-            "that can be written."
-        ) from error
-    return target
-
-
-def _locked(lock: FileLock) -> AcquireReturnProxy:
-    """Take a lock that ends with the process that has it; a long wait is announced."""
-    try:
-        return lock.acquire(timeout=5)
-    except Timeout:
-        print(f"Waiting for another process that writes {lock.lock_file[:-5]} ...", flush=True)
-        return lock.acquire()
 
 
 def _fast_batches(

@@ -24,8 +24,8 @@ import xxhash
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ds_distill.data.examples import build_once
-from ds_distill.data.readers import BATCH, Reader, names_in
+from ds_distill.data.built import build_once
+from ds_distill.data.readers import BATCH, Reader, write_names
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.process.activity import mark
 
@@ -168,20 +168,14 @@ def _punctuation() -> frozenset[str]:
 
 def write_named(reader: Reader, column: str, path: Path) -> None:
     """Write the groups that a reader's rows name to an Arrow stream file: one column `group`,
-    int64, null where a row names none.
+    int64, null where a row names none; see `write_names`."""
 
-    Raises UserError with the location of a row whose group is neither a name nor a whole number.
-    """
-    schema = pa.schema([("group", pa.int64())])
+    def hashes(groups: list[str | None]) -> list[pa.Array]:
+        nothing = np.array([group is None for group in groups])
+        keys = content_keys([group or "" for group in groups])
+        return [pa.array(hash_keys(keys, _MARK), mask=nothing)]
 
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        mark("reads groups")
-        given = list(names_in(reader, column, "group"))
-        hashes = hash_keys(content_keys([name or "" for name in given]), _MARK)
-        none = np.array([name is None for name in given], dtype=bool)
-        writer.write_table(
-            pa.table([pa.array(hashes, mask=none)], schema=schema), max_chunksize=BATCH
-        )
+    write_names(reader, column, "group", path, pa.schema([("group", pa.int64())]), hashes)
 
 
 # ------------------------------------------------------------------------------- into parts
@@ -240,8 +234,12 @@ def _most_frequent(group: np.ndarray, strata: np.ndarray) -> np.ndarray:
     return np.asarray(found[order][firsts, 1])
 
 
-def few_groups(split: str, groups: int, examples: int) -> str | None:
-    """What to say of intervals over so few groups; None where they are enough."""
+def few_groups(split: str, group_keys: np.ndarray) -> str | None:
+    """What to say of intervals over so few groups; None where they are enough.
+
+    group_keys: int64 [N, 2], see `Groups.group_keys`, of the examples that are resampled.
+    """
+    groups, examples = len(np.unique(group_keys, axis=0)), len(group_keys)
     if groups >= FEWEST:
         return None
     what = f"{groups} examples" if groups == examples else f"{groups} groups of examples"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -12,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.data.readers import BATCH, Reader, names_in
+from ds_distill.data.readers import Reader, write_names
 from ds_distill.data.words import flat_lists
 from ds_distill.keys import content_keys, find_keys, sorted_keys
-from ds_distill.process.activity import mark
 
 ID = ("id_hi", "id_lo")
 """Columns of a split, int64: the two halves of a hash of the example's id; null without one."""
@@ -24,18 +22,15 @@ _SCHEMA = pa.schema([(name, pa.int64()) for name in ID])
 
 
 def write_ids(reader: Reader, column: str, path: Path) -> None:
-    """Write the ids in a column of a reader's rows to an Arrow stream file with the columns `ID`.
+    """Write the ids in a column of a reader's rows to an Arrow stream file with the columns `ID`;
+    see `write_names`."""
 
-    Raises as `names_in`.
-    """
-    names = names_in(reader, column, "id")
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        while batch := list(islice(names, BATCH)):
-            mark("reads the examples' ids")
-            keys = content_keys([name or "" for name in batch])
-            nothing = np.array([name is None for name in batch])
-            halves = [pa.array(keys[:, half], mask=nothing) for half in (0, 1)]
-            writer.write_batch(pa.RecordBatch.from_arrays(halves, schema=_SCHEMA))
+    def halves(ids: list[str | None]) -> list[pa.Array]:
+        keys = content_keys([one or "" for one in ids])
+        nothing = np.array([one is None for one in ids])
+        return [pa.array(keys[:, half], mask=nothing) for half in (0, 1)]
+
+    write_names(reader, column, "id", path, _SCHEMA, halves)
 
 
 @dataclass(frozen=True)

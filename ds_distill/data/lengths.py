@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.sources import example_keys
 from ds_distill.keys import hash_keys
 from ds_distill.process.activity import mark
 
@@ -65,8 +66,7 @@ def share_cut(
 
     examples: columns as of `Source.read`.
     """
-    columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
-    hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
+    hashes = hash_keys(example_keys(examples), _SAMPLED)
     sample = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))
     mark("counts the tokens of a sample")
     lengths = example_lengths(sample, tokenizer)

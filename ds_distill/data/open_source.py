@@ -18,7 +18,7 @@ from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Source, has_labels, located
+from ds_distill.data.sources import Source, example_keys, has_labels, located
 from ds_distill.data.splits import in_order
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
@@ -226,9 +226,8 @@ class _Other:
         data = self._examples()
         if self._split.limit is None:
             return data
-        keys = np.stack([np.asarray(data[name][:]) for name in ("key_hi", "key_lo")], axis=1)
         one_class = np.zeros(len(data), dtype=np.int64)
-        return data.select(keep_per_class(one_class, keys, self._split.limit))
+        return data.select(keep_per_class(one_class, example_keys(data), self._split.limit))
 
     def _examples(self) -> datasets.Dataset:
         with self._located():

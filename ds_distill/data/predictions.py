@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.data.examples import build_once
+from ds_distill.data.built import build_once
 from ds_distill.data.ids import ExamplesById, UnlikeExamples
 from ds_distill.data.prediction_rows import PredictionRows
 from ds_distill.data.readers import BATCH, open_file
@@ -28,7 +28,7 @@ from ds_distill.errors import UserError
 from ds_distill.keys import among_keys, find_keys, sorted_keys
 from ds_distill.process.activity import mark
 
-VERSION = 2
+VERSION = 3
 """Part of the converted files' names: raise it when the same input gives other logits."""
 
 
@@ -109,7 +109,7 @@ def first_other(
 
 
 def _rows(path: Path, source: Source, splits: Collection[str]) -> PredictionRows:
-    reader = open_file(path)
+    reader = open_file(path, source.cache_folder)
     named = source.task.data.columns.id in reader.columns()
     return PredictionRows(reader, source, _by_id(source, splits) if named else None)
 
@@ -126,15 +126,6 @@ def _by_id(source: Source, splits: Collection[str]) -> ExamplesById:
             f"{' and '.join(places.values())}: these are not the same, and have one id (column "
             f"{source.task.data.columns.id!r}). Give each its own."
         ) from error
-
-
-def fingerprint(path: Path) -> str:
-    """Of a file's content."""
-    with open(path, "rb") as file:
-        digest = xxhash.xxh3_128()
-        while part := file.read(1 << 24):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def _write(rows: PredictionRows, path: Path) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.data.examples import build_once, write_examples
+from ds_distill.data.built import build_once
+from ds_distill.data.examples import write_examples
 from ds_distill.keys import hash_keys
 from ds_distill.recipe.data import Randomise
 

@@ -99,7 +99,8 @@ class WordRows(RowForm):
 
     def state(self, labels: list[str]) -> list[Any]:
         columns = text_columns(self.columns, self.reader.columns())  # of a text with spans
-        return [_named(columns), labels, self.reader.label_names(self.label_column), "words"]
+        class_names = self.reader.label_names(self.label_column)
+        return [_named(columns), labels, class_names, "words", words.VERSION]
 
     def convert(self, labels: list[str], path: Path) -> None:
         words.convert(self.reader, self.words, labels, path)

@@ -20,7 +20,8 @@ import numpy as np
 import xxhash
 
 from ds_distill.data import docstrings
-from ds_distill.data.examples import build_once, keep_per_class
+from ds_distill.data.built import build_once
+from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.ids import ID, write_ids
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
@@ -100,7 +101,8 @@ class Source(ABC):
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; in a task of numbers
-        float32, the number; `key_hi` and `key_lo`, int64: the content key; `copy` and `group`: see
+        float32, the number; `key_hi` and `key_lo`, int64: the content key; of words `widened`, see
+        `ds_distill.data.words.EXAMPLES`; `copy` and `group`: see
         `ds_distill.data.groups`. `task.data.per_class` and `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
@@ -132,15 +134,13 @@ class Source(ABC):
                 )
             if classes[0] < 0:
                 raise self._no_labels(split)
-            keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
-            data = data.select(keep_per_class(classes, keys, cap))
+            data = data.select(keep_per_class(classes, example_keys(data), cap))
         limit = self.task.data.limit.get(split)
         if limit is not None:
-            keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
-            data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS)
-        there = [name for name in (*names, TEACHER, *ID) if name in data.column_names]
+            data = data.select(keep_per_class(one_class, example_keys(data), limit))
+        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", "widened")
+        there = [name for name in (*names, *MARKS, TEACHER, *ID) if name in data.column_names]
         return data.select_columns(there)
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -202,8 +202,10 @@ class ReaderSource(Source):
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():
             return read_labels(self._folder / "labels.json")
-        for split in self.splits:
-            names = self._reader(split).label_names(self.task.data.columns.label)
+        for reader in map(self._reader, self.splits):
+            if not reader.declares_names:
+                continue
+            names = reader.label_names(self._form(reader).label_column)
             if names is not None:
                 return names
         return None
@@ -229,7 +231,9 @@ class ReaderSource(Source):
     def _reader(self, split: str) -> Reader:
         if split not in self._readers:
             location = self._locations[split]
-            self._readers[split] = open_file(location) if isinstance(location, Path) else location
+            if isinstance(location, Path):
+                location = open_file(location, self.cache_folder)
+            self._readers[split] = location
         return self._readers[split]
 
     def _form(self, reader: Reader) -> RowForm:
@@ -323,3 +327,8 @@ def has_labels(data: datasets.Dataset) -> bool:
 def as_numpy(data: datasets.Dataset, column: str) -> np.ndarray:
     """A column's values: [N]."""
     return np.asarray(data.with_format("numpy")[column][:])
+
+
+def example_keys(data: datasets.Dataset) -> np.ndarray:
+    """Content keys: int64 [N, 2]."""
+    return np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)

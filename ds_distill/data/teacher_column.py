@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ds_distill.data.readers import BATCH, Reader, names_in
+from ds_distill.data.readers import Reader, write_names
 from ds_distill.keys import name_id
-from ds_distill.process.activity import mark
 
 TEACHER = "teacher"
 """Column of a split, str: the teacher's name; null where none is named."""
@@ -21,15 +20,10 @@ _SCHEMA = pa.schema([(TEACHER, pa.string())])
 
 def write_teachers(reader: Reader, column: str, path: Path) -> None:
     """Write the names in a column of a reader's rows to an Arrow stream file with one column,
-    `TEACHER`.
-
-    Raises as `names_in`.
-    """
-
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        mark("reads the teachers' names")
-        table = pa.table([pa.array(names_in(reader, column, TEACHER), pa.string())], schema=_SCHEMA)
-        writer.write_table(table, max_chunksize=BATCH)
+    `TEACHER`; see `write_names`."""
+    write_names(
+        reader, column, TEACHER, path, _SCHEMA, lambda names: [pa.array(names, pa.string())]
+    )
 
 
 def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | None:

@@ -25,7 +25,7 @@ from ds_distill.data.words import Words, flat_lists, word_keys, words_of
 from ds_distill.process.activity import mark
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 
-VERSION = "windows of words 2"
+VERSION = "windows of words 3"
 """Part of the fingerprint: change it when the same contexts give other windows."""
 
 _AT_ONCE = 200

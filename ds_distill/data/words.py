@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -12,7 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
@@ -21,6 +22,10 @@ from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.tasks.words import LETTER_WITHOUT_BLANKS
+
+VERSION = 2
+"""Part of the names of files that are made from words: raise it when the same rows give others."""
 
 EXAMPLES = pa.schema(
     [
@@ -28,10 +33,11 @@ EXAMPLES = pa.schema(
         ("label", pa.list_(pa.int16())),
         ("key_hi", pa.int64()),
         ("key_lo", pa.int64()),
+        ("widened", pa.int32()),
     ]
 )
-"""Columns of converted examples: words, and the class id of each one's tag, -1 where the split has
-no tags."""
+"""Columns of converted examples: words; the class id of each one's tag, -1 where the split has no
+tags; and how many of the text's spans have more than they say, see `widened_spans`."""
 
 NO_TOKEN = -1
 """The position of a word that has no token in a view: the tokenizer drops it, or it is cut off."""
@@ -140,12 +146,22 @@ class WordColumns:
         return words
 
     def tags_in(self, row: dict[str, Any], given: Any, location: str) -> list[str]:
-        """A tag for each word of a row's text, by spans of it. Raises UserError for others.
+        """A tag for each word of a row's text, by spans of it. Raises UserError for others, and for
+        spans that would be lost.
 
         given: what stands in the column of spans.
         """
+        spans, words = self.spans_in(row, given, location)
+        _refuse_lost([(location, *lost) for lost in lost_spans(spans, words)], self)
+        return tags_of_spans(spans, words)
+
+    def spans_in(
+        self, row: dict[str, Any], given: Any, location: str
+    ) -> tuple[list[Span], list[tuple[int, int]]]:
+        """The spans of a row's text, in their order, and its words. Raises UserError for what is
+        none."""
         text = _text(row, self.words, location)
-        return tags_of_spans(_spans(given, text, self, location), words_of(text))
+        return _spans(given, text, self, location), words_of(text)
 
     def words_of_row(self, value: Any) -> Any:
         """The words of a row's value, where it is as it should be."""
@@ -156,8 +172,17 @@ class WordColumns:
 
 def words_of(text: str) -> list[tuple[int, int]]:
     """The words of a text, first character and end: what stands between white space, and each
-    punctuation mark, as BERT's tokenizers cut it before they look at their vocabulary."""
-    return [span for _, span in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)]
+    punctuation mark, as BERT's tokenizers cut it before they look at their vocabulary; and each
+    letter of a script that is written without blanks, or a sentence would be a word."""
+    return [span for _, span in _CUT.pre_tokenize_str(text)]
+
+
+_CUT = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.BertPreTokenizer(),
+        pre_tokenizers.Split(Regex(LETTER_WITHOUT_BLANKS), "isolated"),
+    ]
+)
 
 
 def entity_tags(reader: Reader, columns: WordColumns) -> list[str]:
@@ -182,10 +207,10 @@ def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EXAMPLES) as writer:
         while batch := list(islice(rows, BATCH)):
             mark("reads data")
-            words, tags = [list(column) for column in zip(*batch, strict=True)]
+            words, tags, widened = [list(column) for column in zip(*batch, strict=True)]
             keys = word_keys(words)
-            arrays = [pa.array(words, pa.list_(pa.string())), pa.array(tags, pa.list_(pa.int16()))]
-            arrays += [pa.array(keys[:, 0]), pa.array(keys[:, 1])]
+            values = [words, tags, keys[:, 0], keys[:, 1], widened]
+            arrays = [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=EXAMPLES))
             count += len(batch)
     if count == 0:
@@ -194,18 +219,21 @@ def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path)
 
 def _checked(
     reader: Reader, columns: WordColumns, labels: list[str]
-) -> Iterator[tuple[list[str], list[int]]]:
-    """Words and class ids of each row."""
+) -> Iterator[tuple[list[str], list[int], int]]:
+    """Words and class ids of each row, and how many of its spans have more than they say."""
     ids = LabelIds(labels, reader, columns.tags) if labels else None
     first: dict[bool, str] = {}  # has tags or not -> location of the first such row
+    lost: list[tuple[str, Span, str]] = []
     names = [columns.words, columns.tags] if ids else [columns.words]
     for location, row in reader.rows(names):
         words = columns.words_in(row, location)
-        tags = [-1] * len(words)
+        tags, widened = [-1] * len(words), 0
         given = row.get(columns.tags) if ids else None
         if ids is not None and given is not None:
             if columns.in_text:
-                given = columns.tags_in(row, given, location)
+                spans = columns.spans_in(row, given, location)
+                lost += [(location, *one) for one in lost_spans(*spans)]
+                given, widened = tags_of_spans(*spans), widened_spans(*spans)
             tags = _tags(given, words, columns, ids, location)
         first.setdefault(given is not None, location)
         if len(first) > 1:
@@ -213,7 +241,8 @@ def _checked(
                 f"{first[False]}: no tags in {columns.tags!r}, but {first[True]} has some. Give "
                 "every row of a split tags, or none."
             )
-        yield words, tags
+        yield words, tags, widened
+    _refuse_lost(lost, columns)
 
 
 def _present(row: dict[str, Any], name: str, location: str) -> Any:
@@ -245,16 +274,18 @@ def _text(row: dict[str, Any], name: str, location: str) -> str:
     return str(text)
 
 
-def _spans(
-    given: Any, text: str, columns: WordColumns, location: str
-) -> list[tuple[int, int, str]]:
-    """First character, end and type of each entity of a text, in their order."""
+Span = tuple[int, int, str]
+"""First character, end and type of an entity."""
+
+
+def _spans(given: Any, text: str, columns: WordColumns, location: str) -> list[Span]:
+    """The entities of a text, in their order."""
     if given is None:
         return []
     what = f"{location}: {columns.tags!r}"
     if not isinstance(given, list):
         raise UserError(f"{what} must be a list of {{start, end, type}}, got {kind_of(given)}.")
-    found: list[tuple[int, int, str]] = []
+    found: list[Span] = []
     for number, span in enumerate(given):
         values: list[Any] = [span.get(key) for key in _SPAN] if isinstance(span, dict) else []
         if list(map(type, values)) != [int, int, str] or not 0 <= values[0] < values[1] <= len(
@@ -278,7 +309,7 @@ def _spans(
 _SPAN = ("start", "end", "type")
 
 
-def tags_of_spans(spans: list[tuple[int, int, str]], words: list[tuple[int, int]]) -> list[str]:
+def tags_of_spans(spans: list[Span], words: list[tuple[int, int]]) -> list[str]:
     """A tag for each word: of the first span that holds some of its characters. A span that begins
     or ends inside of a word so has the whole word."""
     tags, last = [], None
@@ -287,6 +318,51 @@ def tags_of_spans(spans: list[tuple[int, int, str]], words: list[tuple[int, int]
         tags.append(OUTSIDE if here is None else f"{'I' if here == last else 'B'}-{here[2]}")
         last = here
     return tags
+
+
+def lost_spans(spans: list[Span], words: list[tuple[int, int]]) -> Iterator[tuple[Span, str]]:
+    """The spans that tags cannot tell, in whole or in part, and why."""
+    taken = 0
+    for span, (first, after) in zip(spans, _held(spans, words), strict=True):
+        if first == after:
+            yield span, "holds no word"
+        elif first < taken:
+            yield span, "shares a word with the span before it, and a word has one tag"
+        taken = max(taken, after)
+
+
+def widened_spans(spans: list[Span], words: list[tuple[int, int]]) -> int:
+    """How many spans begin or end inside of a word, and have the whole word by their tags."""
+    held = zip(spans, _held(spans, words), strict=True)
+    return sum(
+        words[first][0] < start or end < words[after - 1][1]
+        for (start, end, _), (first, after) in held
+        if first < after
+    )
+
+
+def _held(spans: list[Span], words: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The first word that has a character of each span, and the one after the last."""
+    starts, ends = [start for start, _ in words], [end for _, end in words]
+    return [(bisect_right(ends, start), bisect_left(starts, end)) for start, end, _ in spans]
+
+
+def _refuse_lost(lost: Sequence[tuple[str, Span, str]], columns: WordColumns) -> None:
+    """Raises UserError where there is one. lost: locations, spans, and why they are."""
+    if not lost:
+        return
+    (location, span, why), *others = lost
+    locations = list(dict.fromkeys(other for other, _, _ in others))
+    dots = ", ..." if len(locations) > _SHOWN else ""
+    more = f" {len(others):,} more are lost so: {', '.join(locations[:_SHOWN])}{dots}."
+    raise UserError(
+        f"{location}: {columns.tags!r}: the span {span} {why}, so it would be lost. Correct its "
+        f"ends, join it with the other, or take one out.{more if others else ''}"
+    )
+
+
+_SHOWN = 3
+"""Locations that are named in a message, beside the first."""
 
 
 def _tags(

@@ -26,7 +26,7 @@ from ds_distill.engine.training_state import (
     write_training_state,
 )
 from ds_distill.engine.world import World, no_chatter
-from ds_distill.models.active_weights import Rest, WeightGroup, weight_groups
+from ds_distill.models.active_weights import Rest, WeightGroup, frozen_weights, weight_groups
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.process.timers import timed
@@ -44,6 +44,8 @@ class OptimizerSettings:
     weight_decay: float
     total_steps: int
     warmup_steps: int
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Engine:
         )
         self._optimizer = optimizer
         self._traces: Traces | None = None
-        self._frozen = _frozen_weights(bundle) if optimizer and is_half(config) else {}
+        self._frozen = frozen_weights(bundle) if optimizer and is_half(config) else {}
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
@@ -92,8 +94,6 @@ class Engine:
             config = stage3_config(
                 config, bundle, trains=optimizer is not None, student_resident=student_resident
             )
-            for buffer in bundle.buffers():  # DeepSpeed moves none beside sharded weights
-                buffer.data = buffer.data.to(world.device)
         if optimizer is not None:
             self._prepare(config)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
@@ -107,8 +107,7 @@ class Engine:
                 dist_init_required=False,
             )
         if self._stage == 3:
-            offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
-            self._traces = Traces(offload.get_param_coordinator())
+            self._traces = self._sharded()
         if optimizer is not None and self._stage < 3:
             trust_the_norm(self._engine.optimizer)
         # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
@@ -122,6 +121,14 @@ class Engine:
         adamw = _adamw(groups, settings)
         self._rest = Rest(adamw, starts)
         return adamw
+
+    def _sharded(self) -> Traces:
+        """What DeepSpeed leaves to be done beside sharded weights."""
+        # It moves no buffers. Not before it: `_adamw` runs the student where its weights are.
+        for buffer in self.bundle.buffers():
+            buffer.data = buffer.data.to(self.world.device)
+        offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
+        return Traces(offload.get_param_coordinator())
 
     def _prepare(self, config: dict[str, Any]) -> None:
         """What DeepSpeed leaves to be done with what is trained."""
@@ -150,7 +157,8 @@ class Engine:
 
     @property
     def was_step_skipped(self) -> bool:
-        """Whether the last step changed no weight, because a gradient was not finite in fp16."""
+        """Whether the last step changed no weight, because a gradient was not finite. DeepSpeed
+        looks in fp16 and bf16, and in fp32 from stage 1 on."""
         return not self._engine.was_step_applied()
 
     def train_step(
@@ -172,8 +180,8 @@ class Engine:
         if not self.bundle.training:  # after `predict`; it visits every module
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
-        micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
-        micro_batches = self._with_signals(micro_batches)
+        moved = [batch.moved(self.world.device) for batch in micro_batches]
+        micro_batches = self._with_signals(self._with_counts(moved))
         left_out = 0
         random_states: list[dict[str, torch.Tensor]] = []
         if leave_out is not None and self._micro_steps > 1:
@@ -184,7 +192,7 @@ class Engine:
                 set_random_state(random_states[number], self.world.device)
             parts = self._forward("step", batch)
             if leave_out is not None and not random_states and (bad := self._not_finite(parts)):
-                [none] = self._with_counts([leave_out(number, bad).to(self.world.device)])
+                [none] = self._with_counts([leave_out(number, bad).moved(self.world.device)])
                 parts, left_out = self._forward("step", none), 1
             if left_out == self._micro_steps:
                 self._rest.at(None)
@@ -209,6 +217,8 @@ class Engine:
         """A pass through the bundle; see `Bundle.forward`. kind: see `Traces`."""
         if self._traces is not None:
             self._traces.turn_to(kind)
+        if isinstance(batch, Batch):  # not before, and not held beyond the backward pass
+            batch = batch.decoded(self.world.device)
         with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
             return self._engine(batch=batch, **options)
 
@@ -247,7 +257,7 @@ class Engine:
                 parts = self._forward("look", batch)
             if bad := self._not_finite(parts):
                 left_out += 1
-                [batch] = self._with_signals([leave_out(number, bad).to(self.world.device)])
+                [batch] = self._with_signals([leave_out(number, bad).moved(self.world.device)])
             kept.append(batch)
         return self._with_counts(kept), random_states, left_out
 
@@ -368,17 +378,6 @@ class Engine:
             forget(self.bundle)
 
 
-def _frozen_weights(bundle: Bundle) -> dict[nn.Parameter, torch.Tensor]:
-    """Copies of the students' weights that are not trained, which an engine in bf16 or fp16
-    rounds."""
-    return {
-        weight: weight.detach().clone()
-        for student in bundle.students.values()
-        for weight in student.parameters()
-        if not weight.requires_grad
-    }
-
-
 def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, as usual for transformers."""
     return torch.optim.AdamW(
@@ -391,6 +390,8 @@ def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.opti
             for group in groups
         ],
         lr=settings.learning_rate,
+        betas=(0.9, settings.beta2),
+        eps=settings.epsilon,
         fused=True,
     )
 

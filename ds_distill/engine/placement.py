@@ -104,29 +104,16 @@ def fit_bucket(config: dict[str, Any], trained: Iterable[nn.Parameter]) -> dict[
     """A config whose bucket of gradients is as long as these weights' are: DeepSpeed allocates it
     whole at stages 1 to 3, which by default is 0.9 GiB in bf16. A value that the config has stays.
     """
-    zero = config.get("zero_optimization", {})
     numel = sum(map(numel_of, trained))
-    if not numel or zero.get("stage", 0) == 0:
+    if not numel or zero_stage(config) == 0:
         return config
-    return {**config, "zero_optimization": {"reduce_bucket_size": min(numel, BUCKET), **zero}}
+    bucket = {"reduce_bucket_size": min(numel, BUCKET)}
+    return {**config, "zero_optimization": {**bucket, **config["zero_optimization"]}}
 
 
 def numel_of(parameter: torch.nn.Parameter) -> int:
     """Elements of a weight, which may be sharded."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def held_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters that this rank holds between steps."""
-    total = 0
-    for parameter in module.parameters():
-        shard = getattr(parameter, "ds_tensor", None)
-        unsharded = parameter.numel() * parameter.element_size()  # 0 while it is sharded
-        if shard is not None and unsharded == 0:
-            total += shard.numel() * shard.element_size()
-        else:
-            total += unsharded
-    return total
 
 
 class Traces:

@@ -60,6 +60,8 @@ def _batches(
 
 def _of_all_ranks(runner: ModelRunner, part: torch.Tensor) -> torch.Tensor:
     """The sum over the ranks, on the CPU: each example ran on one and is zero on the others."""
+    if runner.world.size == 1:  # else a whole split would be on the device, beside all models
+        return part
     return runner.world.sum(part.to(runner.world.device)).cpu()
 
 

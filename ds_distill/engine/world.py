@@ -19,6 +19,7 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from ds_distill.errors import UserError
 from ds_distill.process.activity import mark_waiting
 from ds_distill.process.ports import free_port
 from ds_distill.process.rendezvous import Rendezvous
@@ -32,7 +33,6 @@ class World:
 
     rank: int
     size: int
-    local_rank: int
     device: torch.device
     rendezvous: Rendezvous | None = None
     """Where the ranks meet beside their collectives; None for a lone one."""
@@ -57,10 +57,12 @@ class World:
         on_cpu = accelerator.device_name() == "cpu"
         if on_cpu:  # DeepSpeed would take the number of NUMA nodes for the number of ranks
             os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if on_cpu and "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", "1"))))
+        if "OMP_NUM_THREADS" not in os.environ:
+            cores, ranks = len(os.sched_getaffinity(0)), os.environ.get("LOCAL_WORLD_SIZE", "1")
+            torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", ranks))))
         if not on_cpu:
+            local_rank = _own_gpu(local_rank, accelerator.device_count())
+            os.environ["LOCAL_RANK"] = str(local_rank)  # DeepSpeed takes it for the GPU's number
             accelerator.set_device(local_rank)
         if not dist.is_initialized():
             with no_chatter():
@@ -82,7 +84,7 @@ class World:
                     dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout
                 )
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
-        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, _rendezvous)
+        return World(dist.get_rank(), dist.get_world_size(), device, _rendezvous)
 
     @property
     def is_main(self) -> bool:
@@ -138,6 +140,18 @@ class World:
 
 _rendezvous: Rendezvous | None = None
 """Of this process's group, as long as there is one."""
+
+
+def _own_gpu(local_rank: int, visible: int) -> int:
+    """The number of a rank's GPU among those that it sees. Of one GPU it is 0 whatever the rank:
+    launchers such as `srun --gpus-per-task=1` show each rank its own alone."""
+    if visible > 1 and local_rank >= visible:
+        raise UserError(
+            f"rank {local_rank} of this host has no GPU: {visible} are visible to it "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Start no "
+            "more ranks on a host than it has GPUs, or show each rank its own GPU alone."
+        )
+    return 0 if visible == 1 else local_rank
 
 
 def _announce(missing: str) -> None:

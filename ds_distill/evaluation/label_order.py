@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
+from scipy.special import bdtr, bdtrc  # scipy.stats takes a second to import
 
 from ds_distill.evaluation.predictions import confusion_matrix
 
 CHANCE = 0.025
-"""How often one as good as the commonest label may pass for a worse one."""
+"""How often one as good as the commonest label may pass for a worse one, by the exact binomial
+test of one side."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,15 @@ class LabelDoubt:
     @property
     def is_below(self) -> bool:
         """Whether it is right less often than that label, beyond chance."""
-        return self._is_beyond_chance(self.accuracy, "less")
+        right = round(self.accuracy * self.examples)
+        return bool(bdtr(right, self.examples, self.share) < CHANCE)
 
     @property
     def is_reordered(self) -> bool:
         """Whether it is no better than that label, and in another order better beyond chance."""
-        better = self._is_beyond_chance(self.accuracy_in_order, "greater")
+        right = round(self.accuracy_in_order * self.examples)
+        better = bool(bdtrc(right - 1, self.examples, self.share) < CHANCE)
         return self.is_worthless and self.order is not None and better
-
-    def _is_beyond_chance(self, accuracy: float, alternative: str) -> bool:
-        right = round(accuracy * self.examples)
-        test = binomtest(right, self.examples, self.share, alternative=alternative)
-        return bool(test.pvalue < CHANCE)
 
 
 def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> LabelDoubt | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -101,16 +101,3 @@ def _covered(spans: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 1], 1)
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 2], -1)
     return steps.cumsum()[:-1] > 0
-
-
-def span_report(predictions: SpanPredictions) -> dict[str, Any]:
-    """What an evaluation reports of spans beside the metrics: questions, windows, words, and how
-    many of these have no token in the view of some model."""
-    words = predictions.words
-    lost = words.lost
-    return {
-        "examples": len(predictions),
-        "windows": len(words),
-        "words": int(words.counted.sum()) + lost,
-        "words_without_token": lost,
-    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from scipy.special import softmax
@@ -150,13 +150,3 @@ def entities(examples: Sequence[list[str]], *, strict: bool) -> list[set[Entity]
         found = Entities(list(examples), IOB2).entities
         return [{(e.tag, e.start, e.end - 1) for e in of_one} for of_one in found]
     return [set(get_entities(tags)) for tags in examples]
-
-
-def word_report(predictions: TagPredictions) -> dict[str, Any]:
-    """What an evaluation reports of words beside the metrics: how many there are, and how many have
-    no token in the view of some model."""
-    return {
-        "examples": len(predictions),
-        "words": len(predictions.labels),
-        "words_without_token": int((~predictions.words.counted).sum()),
-    }

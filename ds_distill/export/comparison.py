@@ -15,6 +15,7 @@ from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.export_table import NEAR_TIE
 from ds_distill.reporting.intervals import interval_as
+from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView
 
@@ -76,14 +77,15 @@ class LogitDifference:
 
 
 def logit_difference(
-    first: LoneModel, second: LoneModel, collate: Collator, model: str, over: Over
+    first: LoneModel, second: LoneModel, collate: Collator, over: Over
 ) -> LogitDifference:
     """Over the longest, shortest and all between of the first TEXTS examples."""
     found = LogitDifference()
     for examples in plan_once(collate.lengths[:TEXTS], BATCH):
         batch = collate(examples)
         one, other = (
-            runner.predict(batch, [model])[model].logits.cpu() for runner in (first, second)
+            runner.predict(batch, [CHECKPOINT])[CHECKPOINT].logits.cpu()
+            for runner in (first, second)
         )
         found.add(one, other, over)
         found.texts += len(examples)

@@ -45,8 +45,7 @@ def uploads_of(folder: Path) -> list[Upload]:
     run = RunFolder(folder)
     if not run.holds_run():
         raise UserError(f"{folder}: is no run's folder.")
-    if not run.results.is_file():
-        raise UserError(f"{folder}: this run has not finished. {run.how_to_continue('--resume')}")
+    run.check_finished()
     if not run.student.is_dir():
         raise UserError(f"{folder}: this run has no student to push.")
     files = sorted(path for path in run.student.rglob("*") if path.is_file())

@@ -26,13 +26,13 @@ from ds_distill.export.comparison import (
 )
 from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
 from ds_distill.files import new_folder, read_json, write_json, write_text
+from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import MASKED_LM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.reporting.export_table import PYTORCH, TITLE, card_section
-from ds_distill.routing.comparison import numbered
 from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
@@ -155,10 +155,10 @@ def _compared(
     seconds = _seconds({PYTORCH: model, **files}, run.task.max_length)
     metric, over = run.kind.metric, TASKS[run.task.type].over
     scores = {name: run.kind.report(one)[metric.name] for name, one in scored.items()}
-    groups = numbered(examples.group_keys[torch.from_numpy(run.kind.counted(examples))])
+    groups = numbered_keys(examples.group_keys.numpy()[run.kind.counted(examples)])
     compared = {}
     for name in files:
-        logits = logit_difference(runners[PYTORCH], runners[name], collate, CHECKPOINT, over)
+        logits = logit_difference(runners[PYTORCH], runners[name], collate, over)
         compared[name] = {
             "score": scores[name],
             "milliseconds": 1e3 * seconds[name],

@@ -22,7 +22,8 @@ ROWS = 20_000
 LENGTHS = 2000
 """Of these, about so many say how long texts are."""
 MOST_CLASSES = 20
-"""Whole numbers with more values than that are taken for numbers, and not for classes."""
+"""Whole numbers with more values than that are taken for numbers, and not for classes, unless they
+have names."""
 
 Choose = Callable[[str, Sequence[str], str], str]
 """(what, options, flag) -> one of the options: asks, or refuses and names the flag."""
@@ -75,7 +76,7 @@ def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
     if not rows:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in columns}
-    shapes = {name: _shape(found, reader.numbers_are_text) for name, found in values.items()}
+    shapes = {name: _shape_of(name, found, reader) for name, found in values.items()}
     seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
     notes = [f"{files['train'].name} has the columns {seen}."]
     task, named = _task_and_columns(_Table(reader, values, shapes, options, choose))
@@ -114,6 +115,14 @@ def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
         if other in files:
             found.setdefault(split, files[other])
     return {split: file.name for split, file in found.items()}, found
+
+
+def _shape_of(name: str, values: Sequence[Any], reader: Reader) -> str:
+    """What a column holds: classes, where it declares names of its numbers."""
+    shape = _shape(values, reader.numbers_are_text)
+    if shape not in ("whole numbers", "lists") or reader.label_names(name) is None:
+        return shape
+    return "lists of classes" if shape == "lists" else "classes"
 
 
 def _shape(values: Sequence[Any], numbers_are_text: bool) -> str:
@@ -169,7 +178,7 @@ class _Table:
     values: Mapping[str, Sequence[Any]]
     """By column, of the rows that have one."""
     shapes: Mapping[str, str]
-    """By column, what these are; see `_shape`."""
+    """By column, what these are; see `_shape_of`."""
     options: DataOptions
     choose: Choose
 
@@ -205,22 +214,41 @@ def _questions(table: _Table) -> Found | None:
 
 
 def _words(table: _Table) -> Found | None:
-    lists = table.of_shape("lists of texts")
-    tags = [name for name in lists if all(_TAG.fullmatch(t) for v in table.values[name] for t in v)]
-    tag = _labels_among("tags", tags, table)
-    if tag is None:
+    found = {
+        name: _words_beside(name, table)
+        for name in table.of_shape("lists of texts", "lists of classes")
+    }
+    tags = [name for name, words in found.items() if _are_tags(name, words, table)]
+    if table.options.label is not None:
+        tags = [name for name in tags if name == table.options.label]
+    if not tags:
         return None
-    alike = [
-        name
-        for name in lists
-        if name != tag and [*map(len, table.values[name])] == [*map(len, table.values[tag])]
-    ]
+    tag = "tags" if "tags" in tags else table.choose("Which column has the tags?", tags, "--label")
+    alike = found[tag]
     if not alike:
         raise UserError(
             f"{table.name}: column {tag!r} has tags, and no column has as many words in each "
             "row. Put the words of each text there as a list: `tokens`."
         )
     return "token-classification", {"tokens": _named("tokens", alike) or alike[0], "tags": tag}
+
+
+def _words_beside(tag: str, table: _Table) -> list[str]:
+    """The columns that have in each row as many words as another one has tags."""
+    lengths = [*map(len, table.values[tag])]
+    return [
+        name
+        for name in table.of_shape("lists of texts")
+        if name != tag and [*map(len, table.values[name])] == lengths
+    ]
+
+
+def _are_tags(name: str, words: Sequence[str], table: _Table) -> bool:
+    """Whether a column's lists are tags: by what they hold, or, as classes may also be any number
+    of labels of a text, by the words beside them."""
+    if table.shapes[name] == "lists of classes":
+        return bool(words)
+    return all(_TAG.fullmatch(tag) for tags in table.values[name] for tag in tags)
 
 
 def _spans(table: _Table) -> Found | None:
@@ -258,13 +286,13 @@ _FINDERS: tuple[tuple[Callable[[_Table], Found | None], tuple[str, ...]], ...] =
 
 
 def _task_of(labels: Sequence[Any], shape: str) -> str | None:
-    if shape == "lists of texts":
+    if shape in ("lists of texts", "lists of classes"):
         return "multi-label"
     if shape == "numbers":
         return "regression"
     if shape == "whole numbers":
         return "single-label" if len({*map(str, labels)}) <= MOST_CLASSES else "regression"
-    return "single-label" if shape == "texts" else None
+    return "single-label" if shape in ("texts", "classes") else None
 
 
 def _label_column(table: _Table) -> str:
@@ -281,8 +309,8 @@ def _label_column(table: _Table) -> str:
     possible = known or [
         name
         for name, found in table.values.items()
-        if found and table.shapes[name] in ("texts", "whole numbers", "lists of texts")
-        if 1 < len({*map(str, found)}) <= max(2, min(100, len(found) // 5))
+        if table.shapes[name] in ("classes", "lists of classes")
+        or (table.shapes[name] in ("texts", "whole numbers", "lists of texts") and _recur(found))
     ]
     if not possible:
         raise UserError(
@@ -290,6 +318,11 @@ def _label_column(table: _Table) -> str:
             "--label COLUMN; or, for texts alone, --task masked-lm."
         )
     return table.choose("Which column has the labels?", possible, "--label")
+
+
+def _recur(values: Sequence[Any]) -> bool:
+    """Whether a column has few different values, as labels are."""
+    return 1 < len({*map(str, values)}) <= max(2, min(100, len(values) // 5))
 
 
 def _text_columns(table: _Table, taken: set[str]) -> list[str]:

@@ -20,6 +20,7 @@ from ds_distill.init.guess import Guess
 from ds_distill.models.configuration import check_head, load_config, usable_length
 from ds_distill.models.labels import are_generic, as_yaml, class_names
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tags import are_entities
 from ds_distill.recipe.tasks import TASKS
 
 TERMS = {"regression": "logit_mse: {}", "masked-lm": "kl: {temperature: 2.0}, cross_entropy: {}"}
@@ -107,6 +108,8 @@ def recipe_text(
             "of the teachers, in their order" if any(t.labels for t in teachers) else "in train"
         )
         lines.append(f"  labels: {_flow(labels)}  # {source}")
+    if guess.task == "token-classification" and not are_entities(labels):
+        lines.append("  metric: accuracy  # the tags are none of entities")
     lines += [f"  max_length: {length}  # {why}", *_long_line(guess)]
     lines += ["teachers:", *(_teacher_line(one, labels) for one in teachers)]
     lines += _student_lines(teachers[0], student)

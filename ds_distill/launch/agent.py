@@ -68,7 +68,8 @@ class AgentOrder:
         host = list(self.hosts)[node]
         before = sum(len(self.hosts[name]) for name in list(self.hosts)[:node])
         slots = self.hosts[host]
-        shared = {**os.environ, **self.environment, **self._interface(), **_only(slots)}
+        shared = {**os.environ, **self.environment, **self._interface()}
+        shared |= _only(slots, shared.get("CUDA_VISIBLE_DEVICES"))
         shared |= {"MASTER_ADDR": self.master_addr, "MASTER_PORT": str(self.master_port)}
         shared |= {"WORLD_SIZE": str(sum(map(len, self.hosts.values())))}
         shared |= {"LOCAL_SIZE": str(len(slots)), "LOCAL_WORLD_SIZE": str(len(slots))}
@@ -88,11 +89,13 @@ class AgentOrder:
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
-def _only(slots: list[int]) -> dict[str, str]:
-    """The variable that shows these GPUs alone to the ranks, of those that this process sees."""
+def _only(slots: list[int], seen: str | None) -> dict[str, str]:
+    """The variable that shows these GPUs alone to the ranks.
+
+    seen: what it is without; all GPUs where there is none.
+    """
     if slots == list(range(len(slots))):
         return {}  # a rank takes the GPU of its local rank
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = seen.split(",") if seen else [str(slot) for slot in range(max(slots) + 1)]
     if max(slots) >= len(devices):
         sys.exit(f"ds-distill: slot {max(slots)} is to be used, but CUDA_VISIBLE_DEVICES={seen}.")
@@ -125,11 +128,12 @@ def main() -> int:
     order = AgentOrder.from_line(_read_line())
     os.chdir(order.directory)
     group = Group(order.ranks(), order.grace)
-    return watch(group, 0, signals, order.silence)
+    return watch(group, signals, order.silence)
 
 
-def watch(group: Group, orders: int, signals: int, silence: float | None) -> int:
-    """Wait for the end of a group, or for an order to end it."""
+def watch(group: Group, signals: int, silence: float | None) -> int:
+    """Wait for the end of a group, or for an order on standard input to end it."""
+    orders = 0
     events = select.poll()
     for source in (group.handle, orders, signals):
         events.register(source, select.POLLIN)

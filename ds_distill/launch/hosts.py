@@ -49,8 +49,9 @@ def read_hostfile(path: Path) -> Hosts:
 def choose(hosts: Hosts, include: str | None, exclude: str | None) -> Hosts:
     """The part of the hosts that a filter leaves, in the same order.
 
-    A filter is `HOST[:SLOT,...][@HOST...]`: without slots, all of the host. Raises UserError when
-    there are two, when one names what is not there, and when nothing is left.
+    A filter is `HOST[:SLOT,...][@HOST...]`, hosts as the hostfile names them: without slots, all of
+    the host. Raises UserError when there are two, when one names what is not there, and when
+    nothing is left.
     """
     if include is None and exclude is None:
         return hosts
@@ -71,7 +72,7 @@ def choose(hosts: Hosts, include: str | None, exclude: str | None) -> Hosts:
 
 def _named(hosts: Hosts, option: str, text: str) -> dict[str, set[int]]:
     named: dict[str, set[int]] = {}
-    for part in text.split("@"):
+    for part in _parts(hosts, text):
         host, colon, numbers = part.partition(":")
         if host not in hosts:
             raise UserError(
@@ -87,6 +88,17 @@ def _named(hosts: Hosts, option: str, text: str) -> dict[str, set[int]]:
                 )
         named.setdefault(host, set()).update(map(int, slots))
     return named
+
+
+def _parts(hosts: Hosts, text: str) -> list[str]:
+    """What a filter says of each host: `@` is between two, and within a name that has a user."""
+    parts: list[str] = []
+    for part in text.split("@"):
+        if parts and f"{parts[-1]}@{part.partition(':')[0]}" in hosts:
+            parts[-1] += f"@{part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def count_ranks(hosts: Hosts) -> int:

@@ -28,16 +28,13 @@ from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS,
 from ds_distill.process.failures import clear_failures, first_failure
 from ds_distill.process.identity import LAUNCHED
 from ds_distill.process.lock import free_after
-from ds_distill.process.ports import free_port
+from ds_distill.process.ports import PORTS, free_port
 from ds_distill.process.signals import STOPPED, exit_on_signal, print_error
 from ds_distill.recipe import Recipe
 from ds_distill.run.folder import RunFolder
 
 AGENT = "ds_distill.launch.agent"
 PROBE = "ds_distill.launch.probe"
-
-PORTS = range(20000, 30000)
-"""Ports for ranks to meet at: below those that Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,8 @@ def launch_build(
     ranks = [*words, *given, "--folder", str(folder.path)]
     [*_, (number, name)] = (
         (number, name)
-        for number, name in enumerate(recipe.phase_names())
-        if recipe.phases[number].kind == "cache"
+        for number, (name, phase) in enumerate(recipe.named_phases())
+        if phase.kind == "cache"
     )
     record = folder.record(number, name)
     launch(Work(recipe, given, folder, words, ranks, folder.holds_run(), [], record), options)
@@ -125,22 +122,21 @@ def launch(work: Work, options: LaunchOptions) -> None:
 
     with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
         hosts = _hosts(options)
-        remote = options.hostfile is not None and not options.no_ssh
-        if remote:
+        if options.by_ssh:
             free_of_ended(work.folder.path, hosts, options.ssh_port)
         if not options.node_rank:  # of several, the first one's launch checks for all
-            _check(work, count_ranks(hosts), runs_here=not remote and not options.slurm)
+            _check(work, count_ranks(hosts), runs_here=not options.by_ssh and not options.slurm)
         order = _order(work, options, hosts, launched)
         starts = _starts(options, order)
-        if remote or options.slurm:
+        if options.by_ssh or options.slurm:
             order = _prepare(work, options, order)
             starts = _starts(options, order)
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
         clear_failures(work.folder.path)
         agents = Agents(starts, options.grace)
-        alive = SIGN_OF_LIFE_SECONDS if remote else None
-        ended = agents.run(alive, lambda one: _say_lost(one, remote, options.grace))
+        alive = SIGN_OF_LIFE_SECONDS if options.by_ssh else None
+        ended = agents.run(alive, lambda one: _say_lost(one, options))
         free_folder()
         _conclude(work, options, ended)
 
@@ -170,7 +166,6 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> A
 
     launched: a name of this launch that no other has.
     """
-    remote = options.hostfile is not None and not options.no_ssh
     if options.hostfile is None and not options.slurm:
         address, port = "127.0.0.1", options.master_port or free_port()
     else:
@@ -178,7 +173,7 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> A
         port = options.master_port or _port(options)
     # With `python -m` a random.py in the current folder would hide the library of that name.
     environment = {LAUNCHED: launched, "PYTHONSAFEPATH": "1", **options.variables()}
-    if not torch.cuda.device_count() and not remote and not options.slurm:
+    if not torch.cuda.device_count() and not options.by_ssh and not options.slurm:
         environment["DS_ACCELERATOR"] = "cpu"
     if options.node_rank is not None and options.node_rank >= len(hosts):
         raise UserError(
@@ -193,7 +188,7 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> A
         master_port=port,
         directory=os.getcwd(),
         grace=options.grace,
-        silence=SILENCE_SECONDS if remote else None,
+        silence=SILENCE_SECONDS if options.by_ssh else None,
         environment=environment,
     )
 
@@ -210,7 +205,7 @@ def _port(options: LaunchOptions) -> int:
 def _starts(options: LaunchOptions, order: AgentOrder) -> list[Start]:
     if options.slurm:
         return [Start("srun", slurm.srun_command(order.hosts, AGENT), order)]
-    if options.hostfile is None or options.no_ssh:
+    if not options.by_ssh:
         return [Start(socket.gethostname(), [sys.executable, "-P", "-m", AGENT], order)]
     return [
         Start(host, ssh_command(host, AGENT, options.ssh_port), replace(order, node_rank=rank))
@@ -254,11 +249,11 @@ def _report_busy(hosts: Hosts, answers: list[Answer]) -> None:
             print(f"Note: {host}: another process is on a GPU: {process}", flush=True)
 
 
-def _say_lost(ended: Ended, by_ssh: bool, grace: float) -> None:
+def _say_lost(ended: Ended, options: LaunchOptions) -> None:
     """Say at once that a connection is lost: the other hosts' ranks have the grace to save."""
-    if by_ssh and ended.code == FAILED:
-        also = f"Ending the ranks on the other hosts, within {grace:g} seconds"
-        print_error(f"{_reason(ended, by_ssh)}. {also}")
+    if options.by_ssh and ended.code == FAILED:
+        also = f"Ending the ranks on the other hosts, within {options.grace:g} seconds"
+        print_error(f"{_reason(ended, by_ssh=True)}. {also}")
 
 
 def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
@@ -271,7 +266,7 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
     if code == 2:
         raise SystemExit(2)  # a rank has reported it
     advice = work.folder.how_to_continue(*work.resume_options)
-    by_ssh = options.hostfile is not None and not options.no_ssh
+    by_ssh = options.by_ssh
     if code == STOPPED:
         lost = next((one for one in failed if by_ssh and one.code == FAILED), None)
         why = f", with a checkpoint: {_reason(lost, by_ssh)}" if lost is not None else ""

@@ -84,6 +84,11 @@ class LaunchOptions:
         False
     )
 
+    @property
+    def by_ssh(self) -> bool:
+        """Whether the agents are started by ssh."""
+        return self.hostfile is not None and not self.no_ssh
+
     def any_given(self) -> bool:
         return self.num_gpus is not None or self.hostfile is not None or self.slurm
 

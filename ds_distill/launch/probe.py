@@ -51,7 +51,7 @@ class Answer:
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of Python, of PACKAGES, and a digest of this project's code."""
     machine: str = ""
-    """See `process_id.machine`."""
+    """See `process.identity.machine`."""
     memory: int = 0
     """Bytes of the host."""
     gpus: int | None = None

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -34,6 +35,7 @@ class Group:
         grace: seconds between SIGTERM and SIGKILL.
         """
         self.grace = grace
+        self._until: float | None = None  # of the grace, once it has begun
         commands_input, self._pipe = os.pipe()
         owner, self._alive = os.pipe()
         leads, started = os.pipe()
@@ -49,14 +51,23 @@ class Group:
         self.handle = os.pidfd_open(self._guard)
         """A file descriptor, readable once all commands have ended well, or one has not."""
 
+    def ask(self) -> None:
+        """Send SIGTERM to what still runs, once, and wait for nothing: the grace begins."""
+        if self._until is None:
+            self._until = time.monotonic() + self.grace
+            _ask(self._guard, self._pipe)
+
     def end(self, at_once: bool = False, hurry: int | None = None) -> int:
-        """End what still runs.
+        """End what still runs, when the grace is over at the latest. See `ask`.
 
         at_once: without SIGTERM and grace. hurry: a file descriptor; input there ends the grace.
         Returns the exit code of the first command that failed, 128 + N after signal N; 137 where
         SIGKILL was needed; 0 when all have ended well.
         """
-        _end(self._guard, self._pipe, 0 if at_once else self.grace, hurry)
+        if not at_once:
+            self.ask()
+        left = 0.0 if at_once or self._until is None else self._until - time.monotonic()
+        _end(self._guard, self._pipe, left, hurry)
         _, status = os.waitpid(self._guard, 0)
         for end in (self.handle, self._pipe, self._alive):
             os.close(end)
@@ -91,6 +102,7 @@ def _guard(
         code = _first_failure(running, events, owner)
         if code is None:
             os.close(commands_input)
+            _ask(os.getpid(), pipe)
             _end(os.getpid(), pipe, grace)
         # Else that stays open: the owner waits until there is an exit code.
     except OSError as error:
@@ -128,13 +140,24 @@ def _first_failure(
     return 0
 
 
-def _end(group: int, pipe: int, grace: float, hurry: int | None = None) -> None:
-    """End a process group. It is over when no process reads from the pipe any more."""
+def _over(pipe: int) -> select.poll:
+    """It has an event when no process of the group reads from the pipe any more."""
     over = select.poll()
     over.register(pipe, 0)  # POLLERR alone is reported
-    if grace and not over.poll(0):
+    return over
+
+
+def _ask(group: int, pipe: int) -> None:
+    """SIGTERM to every process of a group that is not over."""
+    if not _over(pipe).poll(0):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGTERM)
+
+
+def _end(group: int, pipe: int, grace: float, hurry: int | None = None) -> None:
+    """End a process group, which was asked to end, after the grace at the latest."""
+    over = _over(pipe)
+    if grace > 0:
         if hurry is not None:
             over.register(hurry, select.POLLIN)
         over.poll(grace * 1000)

@@ -10,9 +10,7 @@ import sys
 
 from ds_distill.errors import UserError
 from ds_distill.launch.hosts import Hosts
-
-FIRST_PORT, PORTS = 20000, 10000
-"""Below the ports that Linux gives to outgoing connections."""
+from ds_distill.process.ports import PORTS
 
 
 def in_job() -> bool:
@@ -38,7 +36,7 @@ def job_hosts(num_gpus: int | None) -> Hosts:
 
 def job_port() -> int:
     """The same on all nodes, and another one for each job that may share them."""
-    return FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % PORTS
+    return PORTS[int(os.environ["SLURM_JOB_ID"]) % len(PORTS)]
 
 
 def srun_command(hosts: Hosts, module: str) -> list[str]:

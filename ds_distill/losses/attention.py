@@ -30,8 +30,8 @@ _MAP_BYTES = 1 << 22
 
 class AttentionTerm(LayeredTerm):
     """A loss of every token that compares the attention of layers with that of the one teacher's:
-    summed over pairs of layers, a mean over heads. A token that is longer ago than the shorter of
-    two views is padding in both."""
+    summed over pairs of layers, a mean over heads. A token beyond the length of the shorter view is
+    padding in both."""
 
     rows = TOKENS
     parts: Collection[str] = ("queries", "keys")

@@ -46,14 +46,13 @@ def rows_of_labels(
                 "each has any number of labels"
             )
         given = None if of.given is None else of.given.repeat_interleave(many)
-        return replace(of, output=rows_of(of.logits), hidden={}, given=given)
+        # Beside a term on states alone a teacher is not asked for logits.
+        output = None if of.output is None else rows_of(of.logits)
+        return replace(of, output=output, hidden={}, given=given)
 
     if target is not None:
-        weights = target.weights  # [T, n], or [T, n, L] where each label has its own
-        if weights.ndim == 2:
-            weights = weights[:, :, None].expand(-1, -1, many)
         logits = None if target.logits is None else rows_of(target.logits)
-        target = Target(logits, weights.flatten(1))
+        target = Target(logits, target.weights.flatten(1))  # [T, n, L]: each label has its own
     each = torch.arange(many, device=batch.labels.device)
     rows = replace(
         batch,

@@ -40,6 +40,17 @@ def weight_groups(bundle: Bundle) -> tuple[list[float], list[WeightGroup]]:
     return starts, [WeightGroup(groups[key], *key) for key in order]
 
 
+def frozen_weights(bundle: Bundle) -> dict[nn.Parameter, torch.Tensor]:
+    """Copies of the students' weights that are not trained, which an engine in bf16 or fp16
+    rounds."""
+    return {
+        weight: weight.detach().clone()
+        for student in bundle.students.values()
+        for weight in student.parameters()
+        if not weight.requires_grad
+    }
+
+
 class Rest:
     """Lets an optimizer's groups rest, each in the stretches in which it does not learn, by taking
     their gradients away before a step: DeepSpeed, like a reduction over ranks, has one of 0 for

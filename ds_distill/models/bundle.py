@@ -45,8 +45,8 @@ class Bundle(nn.Module):
         teacher_autocast: bool = False,
     ) -> None:
         """
-        student: the model to train, of transformers with a head for sequence classification or
-            masked-LM; None only to run teachers.
+        student: the model to train, of transformers with a head for sequence or token
+            classification, questions or masked-LM; None only to run teachers.
         teachers: by name, likewise, or what is in files; frozen here. They run in this order on
             every rank. Empty where the batches bring cached signals.
         terms: by name; the loss is their sum.

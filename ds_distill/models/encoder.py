@@ -151,21 +151,10 @@ def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tens
 
 
 def token_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    """A token classifier's own head at last states [n, H]: [n, C].
-
-    Raises TypeError for a model whose head is not known: other than dropout and a projection,
-    ModernBERT's with a layer before them.
-    """
-    parts = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
-    if not {"classifier"} <= parts.keys() <= {"head", "drop", "dropout", "classifier"}:
-        raise TypeError(
-            f"{type(model).__name__} has no token classification head that is known here: "
-            "encoders such as BERT, RoBERTa, DeBERTa and ModernBERT have one, with the parts "
-            "dropout and classifier"
-        )
-    for name in ("head", "drop", "dropout", "classifier"):
-        states = parts[name](states) if name in parts else states
-    return states
+    """A token classifier's own head at last states [n, H]: [n, C]; see `_projected`."""
+    return _projected(
+        model, states, ("classifier",), "token classification head", "parts dropout and classifier"
+    )
 
 
 def _span_rows(logits: torch.Tensor, first: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -180,18 +169,27 @@ def _span_rows(logits: torch.Tensor, first: torch.Tensor, candidates: torch.Tens
 
 def span_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     """The logits of an answer's start and end by a model's own head at last states [..., H]:
-    [..., 2].
+    [..., 2]; see `_projected`."""
+    lasts = ("qa_outputs", "classifier")
+    return _projected(model, states, lasts, "head for extractive questions", "part qa_outputs")
+
+
+def _projected(
+    model: PreTrainedModel, states: torch.Tensor, lasts: tuple[str, ...], head: str, has: str
+) -> torch.Tensor:
+    """What a model's own head of dropout and a projection makes of states [..., H].
+
+    lasts: the names that the projection may have. head, has: for the message.
 
     Raises TypeError for a model whose head is not known: other than dropout and a projection,
     ModernBERT's with a layer before them.
     """
     parts = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
-    last = {"qa_outputs", "classifier"} & parts.keys()
+    last = {*lasts} & parts.keys()
     if len(last) != 1 or not parts.keys() <= {*last, "head", "drop", "dropout"}:
         raise TypeError(
-            f"{type(model).__name__} has no head for extractive questions that is known here: "
-            "encoders such as BERT, RoBERTa, DeBERTa and ModernBERT have one, with the part "
-            "qa_outputs"
+            f"{type(model).__name__} has no {head} that is known here: encoders such as BERT, "
+            f"RoBERTa, DeBERTa and ModernBERT have one, with the {has}"
         )
     for name in ("head", "drop", "dropout", *last):
         states = parts[name](states) if name in parts else states

@@ -37,17 +37,23 @@ FLASHDEBERTA_WIDTHS = (16, 32, 64, 128)
 """Of a head: powers of two that a GPU's matrix units take."""
 
 
-def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None:
+def packed_backend(config: PreTrainedConfig, device: torch.device, *, half: bool) -> str | None:
     """The attention backend of a model on packed views, with its version: part of a cache's
-    fingerprint. None: the model needs padded views."""
-    cuda = device.type == "cuda"
+    fingerprint. None: the model needs padded views.
+
+    half: whether the model computes in bf16 or fp16, which kernels on a GPU take alone.
+    """
     if not takes_packed(config):
         return None
-    if config.model_type == "deberta-v2" and cuda:
-        width = config.hidden_size // config.num_attention_heads
+    if device.type != "cuda" or not half:
+        return "example by example"
+    width = config.hidden_size // config.num_attention_heads
+    if config.model_type == "deberta-v2":
         takes = find_spec("flashdeberta") is not None and width in FLASHDEBERTA_WIDTHS
         return f"flashdeberta {version('flashdeberta')}" if takes else None
-    return f"varlen_attn of torch {version('torch')}" if cuda else "example by example"
+    # FlashAttention refuses others (torch's flash_api.cpp, mha_varlen_fwd).
+    takes = torch.cuda.get_device_capability(device) >= (8, 0) and width % 8 == 0 and width <= 256
+    return f"varlen_attn of torch {version('torch')}" if takes else None
 
 
 def packed_attention(config: PreTrainedConfig) -> str | None:

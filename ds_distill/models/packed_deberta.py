@@ -70,7 +70,8 @@ def _attention(
         position_query = split(own, table).transpose(0, 1)
     terms = 1 + (position_key is not None) + (position_query is not None)
     scale = 1 / math.sqrt(query.shape[-1] * terms)
-    attend = flash_attention if query.is_cuda else plain_attention
+    on_kernel = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    attend = flash_attention if on_kernel else plain_attention
     context = attend(query, key, value, position_key, position_query, view, module, scale)
     return context.flatten(1)
 

@@ -19,6 +19,10 @@ RESIZED = (
 )
 """Model types of which a student may have sizes of its own."""
 
+OF_ANY_DEPTH = ("mobilebert",)
+"""Those of which it may have another number of layers alone: their widths hang together in more
+ways."""
+
 TRUNCATED = tuple(kind for kind in RESIZED if kind not in ("deberta", "modernbert"))
 """Those that may begin with parts of a larger one's weights: each projection is a weight of its
 own, of which the first rows are the first heads."""
@@ -84,7 +88,12 @@ def _resize(config: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
     """Give a configuration other sizes, in place. Raises UserError where it cannot have them."""
     kind, depth = config.model_type, sizes.get("num_hidden_layers")
     at = f"student.config={dict(sizes)}"
-    if kind not in RESIZED:
+    if kind in OF_ANY_DEPTH and sizes.keys() - {"num_hidden_layers"}:
+        raise UserError(
+            f"{at}: a model of type {kind} may have another num_hidden_layers alone. Take the "
+            f"others out, or use one of these types: {', '.join(RESIZED)}."
+        )
+    if kind not in (*RESIZED, *OF_ANY_DEPTH):
         raise UserError(
             f"{at}: of which sizes a model of type {kind} can be is not known here. Use one of "
             f"these types: {', '.join(RESIZED)}."

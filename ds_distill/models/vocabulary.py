@@ -25,6 +25,8 @@ def expand_embeddings(
     start: `pieces`, the mean of the rows of the token's old pieces, of all rows where it has none;
         or `random`, as transformers begins, from `seed`.
     """
+    if not tokens:
+        return
     old = model.get_input_embeddings().weight.shape[0]
     with seeded(seed):
         model.resize_token_embeddings(old + len(tokens), mean_resizing=False)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import xxhash
 
 from ds_distill.cache.build import finish_build, join_build, known_teachers, remove_leftovers
 from ds_distill.cache.build_plan import Plan
-from ds_distill.cache.format import Fingerprint
+from ds_distill.cache.format import Teachers
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
@@ -99,7 +99,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         measured = fidelity(sample, reader, teacher)
         if measured is not None:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
-            near[teacher] = measured.to_json()
+            near[teacher] = asdict(measured)
     return {**record, "added": noted["added"], "fidelity": near}
 
 
@@ -125,7 +125,7 @@ class _Build:
 
     plan: Plan
     missing: list[Missing]
-    teachers: dict[str, tuple[Fingerprint, SignalSchema]]
+    teachers: Teachers
     worker: Worker | None
     """Of the main process, where anything is missing."""
     writer: str
@@ -162,7 +162,19 @@ def _join(
     worker, kept = joined or (None, 0)
     number = torch.full((1,), worker.number if worker is not None else 0, device=world.device)
     writer = writer_name(int(world.sum(number).item()), world.rank)
-    return _Build(plan, missing, known_teachers(path), worker, writer, kept)
+    return _Build(plan, missing, _known_to_main(path, world), worker, writer, kept)
+
+
+def _known_to_main(path: Path, world: World) -> Teachers:
+    """What rank 0 reads of the build that it has begun or joined: another host may remember for a
+    while that there was none."""
+
+    def described() -> dict[str, Any]:
+        found = known_teachers(path).items()
+        return {name: [mark, schema.model_dump(mode="json")] for name, (mark, schema) in found}
+
+    teachers = world.from_main(described).items()
+    return {name: (mark, SignalSchema.model_validate(of)) for name, (mark, of) in teachers}
 
 
 def _all_see(content: Any, world: World) -> bool:
@@ -180,9 +192,9 @@ def _all_see(content: Any, world: World) -> bool:
 def _teachers(
     phase: Cache,
     run: Run,
-    before: dict[str, tuple[Fingerprint, SignalSchema]],
+    before: Teachers,
     references: list[ModelReference],
-) -> dict[str, tuple[Fingerprint, SignalSchema]]:
+) -> Teachers:
     """Fingerprint and schema of each teacher.
 
     before: of those that the cache or its unfinished build has; a codec's tail is taken from there.

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError, located
 from ds_distill.evaluation.prediction_files import SavedPredictions, examples_mark
 from ds_distill.evaluation.scores import comparisons, difference
+from ds_distill.keys import numbered_keys
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.models.reference import ModelReference
@@ -24,7 +24,6 @@ from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.results import answer_of
-from ds_distill.routing.comparison import numbered
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
@@ -59,7 +58,7 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     }
 
 
-def _with_head(run: Run, reference: ModelReference) -> bool:
+def with_head(run: Run, reference: ModelReference) -> bool:
     """Whether a teacher as it was given has a head of the task. With one task `check` has refused
     one that has none. A model that was trained on other entity types has one where it knows a type
     of the task."""
@@ -71,8 +70,9 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
     config = load_config(reference.model, reference.revision)
     try:
         check_head(reference.model, config, TASKS[run.task.type])
-        if run.task.has_classes and reference.label_map is None:
+        if run.task.has_classes and run.recipe.teachers[reference.name].labels is None:
             label_map(reference.model, config, run.labels)
+        run.given_labels(reference.name)
     except UserError:
         return False
     return True
@@ -99,13 +99,13 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
         return {}
-    group_keys = examples.group_keys[torch.from_numpy(counted)]
-    groups = numbered(group_keys)
+    group_keys = examples.group_keys.numpy()[counted]
+    groups = numbered_keys(group_keys)
     every = _Judged(kind, examples, {**predictions, BASELINE: of_baseline}, groups)
     with located(f"phase {name}, split {phase.split}"):
         judged = _each_where_it_knows(run, every, partial, roles)
     warnings = _warnings(run, name, phase.split, references, roles, judged)
-    warnings += warn_of_few_groups(run, name, phase.split, group_keys.numpy())
+    warnings += warn_of_few_groups(run, name, phase.split, group_keys)
     whole = judged.pop(BASELINE)
     models = {
         model: {
@@ -145,7 +145,7 @@ def _with_roles(
     by name."""
     roles = models_to_evaluate(run.recipe, number)
     given = [run.reference(model, number) for model in roles]
-    references = [one for one in given if _with_head(run, one)]
+    references = [one for one in given if with_head(run, one)]
     if phase.start:
         references.append(replace(run.reference("student", 0), name=START, new_head=True))
         roles[START] = START

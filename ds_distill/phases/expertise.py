@@ -33,6 +33,7 @@ from ds_distill.routing.followed_teachers import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.held_out import at
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
+from ds_distill.routing.partial_teachers import classes_of
 from ds_distill.routing.selection import unqualified
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
@@ -56,7 +57,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     texts = _Texts(phase.split, run) if phase.show_examples else None
     references = [run.reference(teacher, number) for teacher in signals]
     logits = _of_all_classes(signals, run)
-    left_out, of_all = _left_out(phase, logits, examples, run), None
+    left_out, of_all = _left_out(phase, signals, logits, examples, run), None
     teach = [reference for reference in references if reference.name not in left_out]
     score_of_signals(number, name, run, phase.split, teach, logits, examples)
     if not run.world.is_main:
@@ -127,12 +128,16 @@ def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.nd
 
 
 def _left_out(
-    phase: Expertise, logits: Mapping[str, np.ndarray], examples: Examples, run: Run
+    phase: Expertise,
+    signals: Mapping[str, Signals],
+    logits: Mapping[str, np.ndarray],
+    examples: Examples,
+    run: Run,
 ) -> dict[str, str]:
     """The teachers that the phases after this do without, and why."""
     if not phase.leaves_out_teachers:
         return {}
-    return unqualified(logits, examples.counted_labels, run.labels)
+    return unqualified(logits, examples.counted_labels, run.labels, classes_of(signals))
 
 
 def _followed(number: int, run: Run) -> list[str]:
@@ -200,12 +205,11 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
     examples, signals = _fitting_signals(settings, step.number + 1, run)
-    left_out = _left_out(settings, _of_all_classes(signals, run), examples, run)
+    left_out = _left_out(settings, signals, _of_all_classes(signals, run), examples, run)
     for teacher, why in left_out.items():
         say(f"Left out: {teacher}, which {why}.")
     signals = {name: of for name, of in signals.items() if name not in left_out}
-    groups = np.unique(examples.group_keys.numpy(), axis=0)
-    if (note := few_groups(split, len(groups), len(examples))) is not None:
+    if (note := few_groups(split, examples.group_keys.numpy())) is not None:
         say(f"WARNING: {note}")
     comparison = _compare(f"split {split}", signals, examples, run)
     say(routing_table(comparison, split).text())
@@ -229,7 +233,7 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
     if reader is None:
         references = [run.reference(teacher, number) for teacher in run.teachers(number)]
         layers = (STATES,) if phase.states else ()
-        return predict_split(run, references, phase.split, batch_size=64, layers=layers)
+        return predict_split(run, references, phase.split, layers)
     examples = run.data.examples(phase.split)
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.data.batches import Examples
-from ds_distill.data.examples import keep_per_class
-from ds_distill.data.schedule import keep_share_of_others
+from ds_distill.data.chosen import chosen_examples
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.recipe.phases import FineTune
@@ -64,18 +62,3 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
         collate=run.collator(examples, tables, [*starts.values()], labels_alone=True),
         validation=validation_of(run, starts),
     )
-
-
-def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:
-    """Indices of the examples that a phase trains on: labelled, in focus, capped per class."""
-    chosen = np.flatnonzero(examples.labelled)
-    if phase.focus is not None:
-        part = examples.at(chosen)
-        classes = [labels.index(label) for label in phase.focus.classes]
-        share = phase.focus.share_of_others
-        chosen = chosen[keep_share_of_others(part.labels, part.keys, classes, share)]
-    if phase.per_class is not None:
-        part = examples.at(chosen)
-        capped = keep_per_class(part.labels, part.keys.numpy(), phase.per_class)
-        chosen = chosen[capped]
-    return chosen

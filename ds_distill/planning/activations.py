@@ -12,12 +12,7 @@ import torch
 from ds_distill.losses.logits import is_large
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
-
-_LOGIT_BYTES = {True: 5 << 28, False: 1 << 27}
-_KEEP_BYTES = {True: 1 << 29, False: 1 << 28}
-"""Of ds_kernels.linear_kl, by whether on a GPU: fp32 logits alive at a time, those of
-linear_cross_entropy too, and derivatives that it stores."""
-
+from ds_kernels._projections import KEEP_BYTES, LOGIT_BYTES
 
 _SMALLEST = 64
 """Examples from which on a peak grows evenly. Below, the gradient of the embeddings or the head can
@@ -73,30 +68,30 @@ class Head:
     of_teachers: bool
     """Whether a term, or what mixes teachers, makes a live teacher's logits."""
 
-    def bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
+    def bytes(self, rows: int, itemsize: int, device: str) -> int:
         """What the chunked term holds at its peak."""
         if not self.chunked:
             return 0
-        logits = min(rows * 8 * self.vocabulary, _LOGIT_BYTES[on_gpu])
+        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[device])
         derivatives = rows * self.vocabulary * itemsize
-        if derivatives > _KEEP_BYTES[on_gpu]:
+        if derivatives > KEEP_BYTES[device]:
             derivatives = logits // 8 * itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
+    def recomputed_bytes(self, rows: int, itemsize: int, device: str) -> int:
         """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
         sum of the weight's gradient, and of 16 bits what is made of both."""
-        numbers = min(rows * self.vocabulary, _LOGIT_BYTES[on_gpu] // 8)
+        numbers = min(rows * self.vocabulary, LOGIT_BYTES[device] // 8)
         numbers += self.vocabulary * self.widths[0]
         return (4 + itemsize if itemsize < 4 else itemsize) * numbers
 
-    def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
+    def cost(self, rows: int, itemsize: int, device: str) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
         more where the derivatives are too large to be stored."""
         if not self.chunked:
             return Cost()
         product = {width: 2 * rows * width * self.vocabulary for width in self.widths}
-        again = rows * self.vocabulary * itemsize > _KEEP_BYTES[on_gpu]
+        again = rows * self.vocabulary * itemsize > KEEP_BYTES[device]
         calls: Counter[tuple[int, int]] = Counter()
         logits = 4 * rows * self.vocabulary
         for width in self.widths:
@@ -175,26 +170,26 @@ def student_work(
     if head is None:
         peak = Growth.of(lambda count: cost(student, of(count, True)).peak, examples)
         return peak, Growth(), of(examples, True), Cost()
-    size = shape.dtype.itemsize
+    size, device = shape.dtype.itemsize, "cuda" if shape.on_gpu else "cpu"
 
     def rows_of(count: int, share: float) -> int:
         return max(1, round(share * count * shape.length))
 
     def at_head(count: int) -> int:
-        rows, device = rows_of(count, head.dense_share), "cuda" if shape.on_gpu else "cpu"
-        chunked = head.bytes(rows_of(count, head.chunked_share), size, shape.on_gpu)
+        rows = rows_of(count, head.dense_share)
+        chunked = head.bytes(rows_of(count, head.chunked_share), size, device)
         if not head.dense:
             return chunked
         if head.recomputes and is_large(rows, head.vocabulary, device):
             # One after the other, with one gradient of the weight.
-            return max(head.recomputed_bytes(rows, size, shape.on_gpu), chunked)
+            return max(head.recomputed_bytes(rows, size, device), chunked)
         one = replace(of(count, False), rows=rows)
         more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
         return max(more, 0) + chunked
 
     body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
     whole = replace(of(examples, head.dense), rows=rows_of(examples, head.dense_share))
-    beside = head.cost(rows_of(examples, head.chunked_share), size, shape.on_gpu)
+    beside = head.cost(rows_of(examples, head.chunked_share), size, device)
     return body, Growth.of(at_head, examples), whole, beside
 
 

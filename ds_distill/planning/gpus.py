@@ -79,13 +79,14 @@ def _gpu(
     *,
     one_card: bool = False,
     has_bf16: bool = True,
-    source: str = "NVIDIA's data sheet",
 ) -> Device:
     """half, full: TFLOP/s. bandwidth, link: GB/s, the link's in one direction. one_card: of a
     machine, for all its GPUs."""
     speeds = half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9
     network, cards = (12.5e9, 1) if one_card else (50e9, 8)
-    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source, cards=cards)
+    return Device(
+        name, int(gib * GIB), *speeds, network, has_bf16, "NVIDIA's data sheet", cards=cards
+    )
 
 
 GPUS: dict[str, Device] = {
@@ -97,11 +98,14 @@ GPUS: dict[str, Device] = {
         _gpu("h100-pcie", 79.6, 756, 51, 2000, 64, one_card=True),
         _gpu("a100", 80.0, 312, 19.5, 2039, 300),
         _gpu("a100-40gb", 40.0, 312, 19.5, 1555, 300),
+        _gpu("a100-pcie", 80.0, 312, 19.5, 1935, 32, one_card=True),
+        _gpu("a100-pcie-40gb", 40.0, 312, 19.5, 1555, 32, one_card=True),
         _gpu("l40s", 45.0, 362, 91.6, 864, 32, one_card=True),
         _gpu("l4", 22.5, 121, 30.3, 300, 32, one_card=True),
         _gpu("a10", 22.5, 125, 31.2, 600, 32, one_card=True),
         _gpu("rtx4090", 24.0, 165, 82.6, 1008, 32, one_card=True),
         _gpu("v100", 32.0, 125, 15.7, 900, 150, one_card=True, has_bf16=False),
+        _gpu("v100-pcie", 32.0, 112, 14.0, 900, 16, one_card=True, has_bf16=False),
         _gpu("t4", 15.0, 65, 8.1, 320, 16, one_card=True, has_bf16=False),
     )
 }
@@ -191,11 +195,11 @@ def measured_cpu(ranks: int) -> Device:
     )
 
 
-def _seconds(work: Callable[[], object], budget: float = 0.2) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     """The fastest of a few calls."""
     work()
     times: list[float] = []
-    end = time.perf_counter() + budget
+    end = time.perf_counter() + 0.2
     while not times or time.perf_counter() < end:
         started = time.perf_counter()
         work()

@@ -35,6 +35,8 @@ from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.codecs import TopK
+from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import KLLoss
@@ -52,10 +54,12 @@ class Job:
     """Those that are trained together."""
     teachers: dict[str, PlannedModel]
     labels: list[str]
-    """None for a task without classes."""
+    """Empty for a task without classes."""
     split: SplitFacts
     config: dict[str, Any]
     """DeepSpeed's."""
+    cache: Cache
+    """What teachers are cached by, where they are."""
 
 
 class Placements:
@@ -209,15 +213,15 @@ class Placements:
             communication=communication_seconds(sent, zero.ranks, device),
             hooks=self._hook_seconds(zero, teachers, micro_steps, passes),
         )
-        held = together > 1 and teachers
-        signals = self._signals(micro_batch, micro_steps) if held else 0
+        signals = self._held(choice, micro_batch, micro_steps, together)
+        beside = replace(worst, head=worst.head + replace(signals, fixed=0.0))
         return Placement(
             choice,
             states,
             worst.activations,
             worst.head.here,
-            signals,
-            worst.largest(device.usable - states.total - signals),
+            signals.here,
+            beside.largest(device.usable - states.total - round(signals.fixed)),
             step,
             device.usable,
         )
@@ -230,6 +234,29 @@ class Placements:
         of_student = sum(student.config.num_hidden_layers for student in self._students)
         of_teachers = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
         return micro_steps * of_student * STUDENT_HOOK_SECONDS + passes * of_teachers * HOOK_SECONDS
+
+    def _held(self, choice: Choice, micro_batch: int, micro_steps: int, together: int) -> Growth:
+        """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states
+        of a step's micro-batches; of live ones see `_signals`."""
+        if choice.teachers == "cached":
+            length, step = self._task.max_length, micro_batch * micro_steps
+            teachers = self._teachers.values()
+            row = sum(self._decoded(teacher) for teacher in teachers)
+            state = sum(4 * teacher.config.hidden_size for teacher in teachers)
+            decoded = self._rows(micro_batch, length) * row
+            states = self._rows(step, length) * len(self._job.cache.hidden) * state
+            return Growth(decoded + states, states, decoded / micro_batch)
+        if choice.teachers == "live" and together > 1:
+            signals = self._signals(micro_batch, micro_steps)
+            return Growth(signals, signals)
+        return Growth()
+
+    def _decoded(self, teacher: PlannedModel) -> int:
+        """Bytes of a row: logits in fp32, or top entries with their ids and the tail's mass."""
+        if teacher.classes is not None:
+            return 4 * teacher.classes
+        codec = self._job.cache.codec
+        return 12 * codec.entries + 4 if isinstance(codec, TopK) else 4 * teacher.config.vocab_size
 
     def _signals(self, micro_batch: int, micro_steps: int) -> int:
         """Bytes of what all live teachers say of a step's micro-batches, which is held until the

@@ -19,7 +19,7 @@ class Choice:
 
     stage: int
     teachers: str | None
-    """`live` or `cached`; None without teachers."""
+    """`live` or `cached`; None without teachers that are models."""
     checkpointing: bool
 
 
@@ -33,7 +33,8 @@ class Placement:
     head: int
     """Bytes of logits and of their derivatives, of a masked-LM's loss."""
     signals: int
-    """Bytes of what live teachers said of a step's micro-batches, where that is held."""
+    """Bytes of what live teachers said of a step's micro-batches, where that is held; of cached
+    ones what is decoded of one micro-batch, and states."""
     largest_micro_batch: int
     """Examples that fit; 0 where not even one does."""
     step: StepTime

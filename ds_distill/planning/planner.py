@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ds_distill.data.schedule import PADDED_BATCH
-from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
+from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError, first_line
 from ds_distill.planning.activations import Shape
@@ -18,10 +18,10 @@ from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
-from ds_distill.planning.split_sizes import SplitFacts, label_names, split_facts
+from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at, steps
-from ds_distill.recipe.phases import Cache, Distil
+from ds_distill.recipe.phases import Cache, Distil, FineTune
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.recipe.tasks import TASKS
 
@@ -48,7 +48,11 @@ class Planner:
         jobs, caches, pays = [], [], []
         for number, phase in enumerate(self.recipe.phases):
             later = self.recipe.phases[number + 1 :]
-            if isinstance(phase, Cache) and not phase.is_left_out(later):
+            if (
+                isinstance(phase, Cache)
+                and not phase.is_left_out(later)
+                and self._teachers(number, phase)
+            ):
                 caches.append(self._cache(number, phase))
             if isinstance(phase, TrainingPhase):
                 alike: dict[tuple[str, ...], list[str]] = {}  # by the models that they start from
@@ -183,15 +187,16 @@ class Planner:
             self.labels(number) if task.has_classes else [],
             split,
             config,
+            self._cache_for(number, phase),
         )
         parts = Placements(facts)
         own = Choice(
-            int(config.get("zero_optimization", {}).get("stage", 0)),
-            phase.teachers if isinstance(phase, Distil) else None,
+            zero_stage(config),
+            phase.teachers if isinstance(phase, Distil) and teachers else None,
             phase.activation_checkpointing,
         )
         kinds: Sequence[str | None] = (None,)
-        if isinstance(phase, Distil):
+        if isinstance(phase, Distil) and teachers:
             kinds = ("live", "cached") if self._may_be_cached(number, phase) else ("live",)
         unable = [student for student in students if not student.can_checkpoint]
         others = [
@@ -201,15 +206,13 @@ class Planner:
             for checkpointing in ((False,) if unable else (False, True))
         ]
         if own.checkpointing and unable:
-            at = f"phases.{recipe.phase_names()[number]}.activation_checkpointing=true"
-            raise UserError(
-                f"{at}: transformers cannot do it with {unable[0].reference} "
-                f"({unable[0].config.model_type}). Take it out."
-            )
+            raise self._unable(number, unable[0])
         chosen = next(other for other in others if other.choice == own)
-        steps = phase.steps
-        if steps is None and split.examples is not None:
-            steps = -(-split.examples // phase.batch_size) * phase.epochs
+        steps, examples = phase.steps, split.examples
+        if steps is None and examples is not None:
+            if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
+                examples = count_chosen(recipe, phase, self.labels(number))
+            steps = -(-examples // phase.batch_size) * phase.epochs
         return JobPlan(
             recipe.phase_names()[number],
             trainings,
@@ -220,6 +223,13 @@ class Planner:
             steps,
             chosen,
             others,
+        )
+
+    def _unable(self, number: int, model: PlannedModel) -> UserError:
+        at = f"phases.{self.recipe.phase_names()[number]}.activation_checkpointing=true"
+        return UserError(
+            f"{at}: transformers cannot do it with {model.reference} ({model.config.model_type}). "
+            "Take it out."
         )
 
     def _teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
@@ -245,10 +255,10 @@ class Planner:
         )
 
     def _may_be_cached(self, number: int, phase: Distil) -> bool:
-        """Whether a cache can hold what the phase asks of its teachers."""
+        """Whether a cache can hold what the phase asks of its teachers, and models run for it."""
         live = any(entry.needs_of(given).live_teachers for _, entry, given in phase.parts())
         start = model_at(self.recipe, phase.start, number)
-        return not live and start.vocabulary is None
+        return not live and start.vocabulary is None and bool(self._teachers(number, phase))
 
     def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
         """Seconds per example: what building takes, against what it saves in each pass."""
@@ -265,8 +275,8 @@ class Planner:
             epochs = round(phase.steps * phase.batch_size / job.split.examples)
         return BreakEven(job.phase, ratio, passes, len(job.models) * epochs)
 
-    def _cache_for(self, number: int, phase: Distil) -> Cache:
-        """The cache phase that a distil phase would read; the default one where there is none."""
+    def _cache_for(self, number: int, phase: TrainingPhase) -> Cache:
+        """The cache phase that a phase would read; the default one where there is none."""
         for _, cache in steps(self.recipe)[number].caches(phase.split):
             return cache
-        return Cache(splits=[phase.split], task=phase.task, follow=phase.follow)
+        return Cache(splits=[phase.split], task=phase.task, follow=phase.followed)

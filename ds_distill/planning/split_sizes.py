@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ds_distill.data.batches import Examples
+from ds_distill.data.chosen import chosen_examples
 from ds_distill.data.lengths import example_lengths
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError, first_line
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import TaskSettings
 
@@ -34,6 +37,13 @@ def label_names(recipe: Recipe, task: TaskSettings) -> list[str]:
     """The labels of a task of classes: the recipe's, or those of its data. Raises UserError where
     these cannot be read."""
     return task.given_labels or open_source(task, data_folder=recipe.data_folder).labels
+
+
+def count_chosen(recipe: Recipe, phase: FineTune, labels: list[str]) -> int:
+    """How many examples a phase trains on that chooses among those of its split. Raises UserError
+    where these cannot be read."""
+    source = open_source(recipe.task_of(phase), data_folder=recipe.data_folder)
+    return len(chosen_examples(phase, Examples.of(source.read(phase.split)), labels))
 
 
 def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from ds_distill.planning.advice import advice
 from ds_distill.planning.gpus import GIB
@@ -95,14 +96,8 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
             f"  {job.steps:,} steps{f' x {len(job.models)}' if len(job.models) > 1 else ''}: "
             f"{duration(total)}"
         )
-    parts = {
-        "teachers": chosen.teachers,
-        "student": chosen.student,
-        "optimizer": chosen.optimizer,
-        "communication": chosen.communication,
-        "hooks": chosen.hooks,
-    }
-    shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts.items() if part)
+    parts = asdict(chosen).items()
+    shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts if part)
     yield f"  a step: {shares}"
 
 

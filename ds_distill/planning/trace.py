@@ -56,10 +56,6 @@ class Cost:
         """Two for each multiplication of the matrix products, as torch's FlopCounterMode counts."""
         return sum(flops * times for (flops, _), times in self.operations.items())
 
-    def __add__(self, other: Cost) -> Cost:
-        """Of one pass after the other."""
-        return Cost(self.operations + other.operations, max(self.peak, other.peak))
-
     def extended(self, longer: Cost, times: int) -> Cost:
         """Of a model with `times` times the layers more by which `longer` is longer."""
         more = Counter(longer.operations)

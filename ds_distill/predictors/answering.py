@@ -58,7 +58,7 @@ class Answerer:
     def predictions(
         self, pairs: Sequence[tuple[str, str]], batch_size: int = 32
     ) -> list[dict[str, Any]]:
-        """Of each question and its context `predicted`, the best answer, and `answers`, the best
+        """Of each question and its context `predicted`, the best answer, and `candidates`, the best
         five: `text`, `start` and `end` (characters of the context, the end exclusive) and `score`,
         the sum of the logits of start and end. Of a context without a token: "" and none."""
         if not pairs:
@@ -72,7 +72,7 @@ class Answerer:
         return [
             {
                 "predicted": answers[0].text if answers else "",
-                "answers": [
+                "candidates": [
                     {
                         "text": answer.text,
                         "start": answer.start,

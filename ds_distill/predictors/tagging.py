@@ -47,7 +47,7 @@ class Tagger:
         self.labels = class_names(config)
         self.answers_questions = self.labels == SPAN_TAGS
         """Whether it finds answers to questions in contexts; else entities in texts."""
-        self.columns: tuple[tuple[str, ...], ...] = (("text",), ("tokens",))
+        self.columns: tuple[tuple[str, ...], ...] = (("tokens",), ("text",))
         """Of a file's, those that are read where none are named: the first that are there."""
         if self.answers_questions:
             self.columns = (("question", "context"), ("text_a", "text_b"))

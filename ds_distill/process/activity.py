@@ -16,9 +16,8 @@ from ds_distill.process.terminal import say
 
 Item = TypeVar("Item")
 
-TELL_SECONDS = 5.0
-"""Length of a wait from which on it is announced."""
-TELL_AGAIN_SECONDS = 30.0
+TELL_SECONDS, TELL_AGAIN_SECONDS = 5.0, 30.0
+"""When a wait, or a long piece of work, is first told of, and when again."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,6 @@ class Activity:
 
 _activity = Activity()
 
-QUIET_SECONDS, BETWEEN_SECONDS = 5.0, 30.0
-"""When a long piece of work is first announced, and when again."""
-
 
 @contextmanager
 def announced(show: Callable[[str], object]) -> Iterator[None]:
@@ -54,10 +50,10 @@ def announced(show: Callable[[str], object]) -> Iterator[None]:
     ended, started = threading.Event(), time.monotonic()
 
     def announce() -> None:
-        seconds = QUIET_SECONDS
+        seconds = TELL_SECONDS
         while not ended.wait(seconds):
             show(f"  {time.monotonic() - started:.0f} s: {activity()} ...")
-            seconds = BETWEEN_SECONDS
+            seconds = TELL_AGAIN_SECONDS
 
     thread = threading.Thread(target=announce, daemon=True, name="announcer")
     thread.start()
@@ -125,12 +121,19 @@ def mark_waiting(waits: bool) -> None:
 
 
 class Tell:
-    """Prints what is waited for, after some seconds and then now and again."""
+    """Prints what is waited for, when it is time to: after some seconds, and then now and again."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + TELL_SECONDS
 
+    def is_time(self) -> bool:
+        """Once each time."""
+        now = time.monotonic()
+        if now <= self._next:
+            return False
+        self._next = now + TELL_AGAIN_SECONDS
+        return True
+
     def __call__(self, what: str) -> None:
-        if time.monotonic() > self._next:
-            self._next = time.monotonic() + TELL_AGAIN_SECONDS
+        if self.is_time():
             say(f"ds-distill: {what}")

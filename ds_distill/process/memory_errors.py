@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from ds_distill.errors import causes
+
 _MESSAGES = (
     "out of memory",
     "not enough memory",
@@ -16,13 +18,12 @@ _MESSAGES = (
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an exception, or one of its causes, means that memory ran out. Libraries have their
     own types for it: torch raises RuntimeErrors."""
-    while error is not None:
-        if isinstance(error, MemoryError):
+    for cause in causes(error):
+        if isinstance(cause, MemoryError):
             return True
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
             return True
-        text = str(error).lower()
-        if isinstance(error, OSError | RuntimeError) and any(m in text for m in _MESSAGES):
+        text = str(cause).lower()
+        if isinstance(cause, OSError | RuntimeError) and any(m in text for m in _MESSAGES):
             return True
-        error = error.__cause__ or error.__context__
     return False

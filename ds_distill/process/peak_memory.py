@@ -32,10 +32,7 @@ class PeakMemory:
         """Bytes; None where the system does not say."""
         if self._on_gpu:
             return torch.cuda.max_memory_allocated()
-        with suppress(OSError):  # Linux alone has it
-            if found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE):
-                return int(found[1]) * 1024
-        return None
+        return resident_peak()
 
     def of_phase(self) -> int | None:
         """Likewise."""
@@ -45,6 +42,19 @@ class PeakMemory:
     def _reset(self) -> None:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
-            return
-        with suppress(OSError):
-            _CLEAR.write_text("5")  # resets VmHWM alone
+        else:
+            forget_resident_peak()
+
+
+def resident_peak() -> int | None:
+    """Most bytes of this process in memory, code and data included, since `forget_resident_peak`;
+    None where the system does not say. It takes milliseconds."""
+    with suppress(OSError):  # Linux alone has it
+        if found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    return None
+
+
+def forget_resident_peak() -> None:
+    with suppress(OSError):
+        _CLEAR.write_text("5")  # resets VmHWM alone

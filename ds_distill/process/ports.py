@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import socket
 
+PORTS = range(20000, 30000)
+"""Ports for ranks to meet at: below those that Linux gives to outgoing connections."""
+
 
 def free_port() -> int:
     """A TCP port that nothing listens on at the moment."""

@@ -17,7 +17,8 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
-from ds_distill.process.activity import TELL_AGAIN_SECONDS, TELL_SECONDS, Tell
+from ds_distill.errors import first_line
+from ds_distill.process.activity import Tell
 from ds_distill.process.identity import ProcessId
 
 FAILURE = "failure"
@@ -88,8 +89,7 @@ class Rendezvous:
         Raises StoreLost.
         """
         self._barriers += 1
-        number, started, told = self._barriers, time.monotonic(), 0.0
-        pause = 0.001
+        number, tell, pause = self._barriers, Tell(), 0.001
         try:
             self.store.set(f"at/{self.rank}", str(number))
             if self.store.add(f"barrier/{number}", 1) == self.size:
@@ -99,9 +99,7 @@ class Rendezvous:
                     raise StoreLost("another rank has failed")
                 time.sleep(pause)
                 pause = min(_POLL_SECONDS, pause * 1.5)
-                waited = time.monotonic() - started
-                if report and waited > (TELL_SECONDS if not told else told + TELL_AGAIN_SECONDS):
-                    told = waited
+                if report and tell.is_time():
                     report(self.names(self.behind(number)))
             if self.rank == 0 and number > 1:  # all have left the one before
                 for key in (f"barrier/{number - 1}", f"barrier/{number - 1}/done"):
@@ -179,8 +177,8 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
             else f"cannot use what answers at {host}:{port}. If that is another run, choose "
             "another port"
         )
-        first = str(error).splitlines()[0]
-        raise RanksMissing(f"rank {rank} on {socket.gethostname()} {what}: {first}") from error
+        here = f"rank {rank} on {socket.gethostname()}"
+        raise RanksMissing(f"{here} {what}: {first_line(error)}") from error
 
 
 def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: float) -> None:

@@ -60,8 +60,7 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
     Raises UserError for a run that has not finished or has evaluated nothing.
     """
     run = RunFolder(folder)
-    if not run.results.is_file():
-        raise UserError(f"{folder}: this run has not finished. {run.how_to_continue('--resume')}")
+    run.check_finished()
     recipe = load_recipe(folder / "recipe.yaml")
     evaluated = records_of(read_results(run.results), "evaluation")
     if not evaluated:

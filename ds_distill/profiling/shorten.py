@@ -40,7 +40,7 @@ def _overrides(recipe: Recipe, steps: int, splits: Mapping[str, Collection[str]]
     yield f"logging={{every: {SAMPLE}}}"
     yield "training.patience=null"
     wanted = {task: dict.fromkeys(names, _OTHER_EXAMPLES) for task, names in splits.items()}
-    for phase, name in zip(recipe.phases, recipe.phase_names(), strict=True):
+    for name, phase in recipe.named_phases():
         if isinstance(phase, TrainingPhase):
             of_task = wanted[recipe.task_name(phase)]
             of_task[phase.split] = max(of_task.get(phase.split, 0), steps * phase.batch_size)

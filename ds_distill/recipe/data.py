@@ -22,7 +22,8 @@ class Columns(Section):
     splits."""
     tokens: str = "tokens"
     """Of token classification: the words, a list of texts. Data without it have `text`, which is
-    cut at white space and at punctuation marks."""
+    cut at white space, at punctuation marks, and around each Chinese character, kana, Thai, Lao,
+    Khmer or Burmese letter."""
     tags: str = "tags"
     """Of token classification: a tag for each of `tokens`. Absent in unlabelled splits."""
     spans: str = "spans"

@@ -23,6 +23,8 @@ class Model:
     """That phase's task, whose head it has."""
     vocabulary: int | None = None
     """Tokens that a phase has given it or what it came from."""
+    expanded: tuple[int, ...] = ()
+    """Numbers of the phases that have, in order: models with the same have the same tokens."""
     seen: frozenset[tuple[str, str]] = frozenset()
     """(task, split) of all that it and what it came from were trained on."""
 
@@ -73,6 +75,7 @@ class Step:
             self.number,
             self.task_name,
             phase.vocabulary or starts[0].vocabulary,
+            starts[0].expanded + ((self.number,) if phase.vocabulary else ()),
             learnt.union(*(start.seen for start in starts)),
         )
 
@@ -90,13 +93,13 @@ class Step:
     @property
     def may_be_cached(self) -> bool:
         """Whether an earlier cache phase names no split: any could have been meant."""
-        caches = (step.phase for step in self._earlier_of_task())
+        caches = (step.phase for step in self.earlier_of_task())
         return any(isinstance(phase, Cache) and not phase.splits for phase in caches)
 
     @property
     def expertise(self) -> Step | None:
         """The last expertise phase, if the recipe's teachers are as they were."""
-        fits = (s for s in reversed(self._earlier_of_task()) if isinstance(s.phase, Expertise))
+        fits = (s for s in reversed(self.earlier_of_task()) if isinstance(s.phase, Expertise))
         last = next(fits, None)
         return last if last is not None and self._as_in(last, self.recipe.teachers) else None
 
@@ -110,7 +113,8 @@ class Step:
         held = fits.held(fits.phase.split)
         return fits.phase.states and (held is None or -1 in held.hidden)
 
-    def _earlier_of_task(self) -> list[Step]:
+    def earlier_of_task(self) -> list[Step]:
+        """The phases of its task before it, in order."""
         return [step for step in self.earlier if step.task_name == self.task_name]
 
     def _as_in(self, earlier: Step, names: Collection[str]) -> bool:
@@ -129,10 +133,12 @@ def caches(
     steps: Sequence[Step], task: str, split: str, teachers: Collection[str] = ()
 ) -> Iterator[tuple[Step, Cache]]:
     """The cache phases among some steps that hold a task's split, of all these teachers; the last
-    one first."""
+    one first. Those that `only_if_read` leaves out hold nothing."""
     for step in reversed(steps):
         phase, of_all = step.phase, {*teachers} <= {*step.teachers}
-        if step.task_name == task and isinstance(phase, Cache) and split in phase.splits and of_all:
+        if not isinstance(phase, Cache) or phase.is_left_out(step.recipe.phases[step.number + 1 :]):
+            continue
+        if step.task_name == task and split in phase.splits and of_all:
             yield step, phase
 
 

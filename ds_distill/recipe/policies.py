@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import field_validator
 
@@ -273,13 +273,6 @@ def that_take_partial() -> list[str]:
     how = {"target": "", "losses": " with mix: losses"}
     entries = [entry for entry in POLICIES.values() if entry.takes_partial is not None]
     return [f"{entry.name}{how[entry.takes_partial or 'target']}" for entry in entries]
-
-
-def routing_of(policy: str, **settings: Any) -> Routing:
-    """A policy's settings, as a recipe's `routing: {policy: NAME, ...}` gives them."""
-    section = POLICIES[policy].settings(**settings)
-    assert isinstance(section, Routing)
-    return section
 
 
 def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Candidate]:

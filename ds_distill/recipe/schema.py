@@ -288,6 +288,11 @@ class Recipe(Section):
             names.append(name)
         return names
 
+    def named_phases(self, task: str | None = None) -> list[tuple[str, PhaseSettings]]:
+        """The phases in their order, each with its name; of one task alone where it is given."""
+        named = zip(self.phase_names(), self.phases, strict=True)
+        return [(n, phase) for n, phase in named if task in (None, self.task_name(phase))]
+
     @property
     def tasks_by_name(self) -> dict[str, TaskSettings]:
         """All tasks; the one of the short form is called `task`."""

@@ -16,7 +16,7 @@ SOURCES: dict[str, SourceEntry] = {
     for entry in (
         SourceEntry(
             name="docstrings",
-            implementation="ds_distill.data.docstring_source:open_docstrings",
+            implementation="ds_distill.data.docstring_source:DocstringSource",
             recognises=lambda path: path.startswith(DOCSTRINGS),
         ),
         SourceEntry(

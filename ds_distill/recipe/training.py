@@ -35,6 +35,11 @@ class Training(Section):
     to 0. Steps that fp16 skips count."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of AdamW, on matrices alone."""
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Of AdamW: how much of its mean of squared gradients a step keeps. Masked-LMs are often
+    trained with 0.98."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Of AdamW: what it adds to the root of that mean."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients whose norm is larger are scaled down to it."""
     freeze_embeddings: bool = False
@@ -51,7 +56,8 @@ class Training(Section):
     computed once more, before the first backward pass, so that each is divided by the rows that
     are kept."""
     keep: Literal["best", "last"] = "best"
-    """Which weights are kept: the epoch with the best validation accuracy, or the last."""
+    """Which weights are kept: those of the epoch with the best score in the task's metric on
+    validation (of several models trained together the best mean), or the last."""
     save_every: Count | None = None
     """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
 

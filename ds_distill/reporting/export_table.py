@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.result_tables import difference_cell, wide_note
+from ds_distill.reporting.results import task_metric_of
 from ds_distill.tables import Cell, Table
 
 PYTORCH = "PyTorch"
@@ -18,7 +18,7 @@ TITLE = "## ONNX\n"
 
 def export_table(found: dict[str, Any]) -> Table:
     """The files beside PyTorch; found: `exported` of results.json, the content of export.json."""
-    metric = METRICS[found["over"]][found["metric"]]
+    metric = task_metric_of(found)
     first, split = found[PYTORCH], found["split"]
     heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
     score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jinja2
 
+from ds_distill.recipe.metrics.metric import no_width
 from ds_distill.tables import Cell, Table
 
 ALL_SHOWN = 40
@@ -62,5 +63,5 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["worst_and_best"] = worst_and_best
+    found.globals.update(worst_and_best=worst_and_best, no_width=no_width)
     return found

@@ -21,6 +21,7 @@ from ds_distill.reporting.results import (
     metrics_of,
     records_of,
     settings_note,
+    task_metric_of,
 )
 from ds_distill.reporting.routing_shares import heat_maps
 from ds_distill.reporting.speeds import speeds_of
@@ -45,7 +46,7 @@ def render_report(
             results=results,
             evaluations=[_evaluation(one, results, len(evaluations) > 1) for one in evaluations],
             comparison=comparison,
-            chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
+            chooses=task_metric_of(comparison) if comparison else None,
             maps=heat_maps(comparison, PER_CLASS.get(comparison["over"], "F1"))
             if comparison
             else [],
@@ -65,7 +66,7 @@ def render_report(
 
 def _teacher_score(entry: dict[str, Any]) -> dict[str, Any]:
     """With the score as it is shown."""
-    metric = METRICS[entry["over"]][entry["metric"]]
+    metric = task_metric_of(entry)
     return {"doubt": None, **entry, "shown": f"{metric.title} {metric.shown_as(entry['score'])}"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.intervals import interval_as, no_width
+from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.page import worst_and_best
 from ds_distill.reporting.results import (
     NOUNS,
@@ -125,8 +125,6 @@ def wide_note(metric: MetricClass, rows: Sequence[Sequence[str | Cell]]) -> list
 
 def outcome_of(metric: MetricClass, interval: Sequence[float] | None) -> Outcome:
     """Whether a difference is beyond chance, by its interval. None: of one that is not defined."""
-    if interval is None or no_width(interval):
-        return ""
     return "better" if metric.better(interval) else "worse" if metric.worse(interval) else ""
 
 

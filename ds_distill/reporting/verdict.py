@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.reporting.intervals import interval_as, no_width
+from ds_distill.recipe.metrics.metric import no_width
+from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.results import answer_of, last_evaluations, task_metric_of
 
 _LEVEL, _TOO_SMALL = "level with", "not told apart from"
@@ -91,7 +92,10 @@ class _Verdict:
         return f"always predicting {answer_of(self._evaluation)} ({self._score(baseline)})"
 
     def _to_baseline(self, model: dict[str, Any]) -> str:
-        worse = self._entry.worse(model["to_baseline"]["interval"])
+        row = model["to_baseline"]
+        if _unknown(row):
+            return f"{_TOO_SMALL} {self._constant()}: {', '.join(self._parts(row))}"
+        worse = self._entry.worse(row["interval"])
         return f"{'worse' if worse else 'no better'} than {self._constant()}"
 
     def _of_other_students(self) -> list[str]:
@@ -105,29 +109,37 @@ class _Verdict:
             if not group:
                 continue
             named = _listed([f"`{name}` ({self._score(self._models[name])})" for name in group])
+            clause = f"it is {outcome} {named}"
+            if outcome == _LEVEL:
+                clause = f"its difference to {named} is within chance"
             if outcome in (_LEVEL, _TOO_SMALL):
-                differences = _listed([self._difference(others[name]) for name in group])
-                clauses.append(f"its difference to {named} is within chance: {differences}")
-            else:
-                clauses.append(f"it is {outcome} {named}")
+                clause += f": {_listed([self._difference(others[name]) for name in group])}"
+            clauses.append(clause)
         return [f"Among the students, {'; '.join(clauses)}."] if clauses else []
 
     def _of_models_at_baseline(self, above: bool) -> list[str]:
-        """One sentence on the other models that are no better than the baseline.
+        """A sentence on the other models that are no better than the baseline, and one on those of
+        which that is not known.
 
         above: whether the student is better than it.
         """
-        names = [
-            f"`{name}` ({self._score(model)})"
-            for name, model in self._models.items()
-            if name != self._student and not self._above_baseline(model)
-        ]
-        if not names:
-            return []
-        verb = "is" if len(names) == 1 else "are"
-        if not above:
-            return [f"Nor {verb} {_listed(names)} better than that."]
-        return [f"{_listed(names)} {verb} no better than {self._constant()}."]
+        found: dict[bool, list[str]] = {False: [], True: []}
+        for name, model in self._models.items():
+            if name != self._student and not self._above_baseline(model):
+                unknown = _unknown(model["to_baseline"])
+                found[unknown].append(f"`{name}` ({self._score(model)})")
+        sentences = []
+        for unknown, names in found.items():
+            listed, verb = _listed(names), "is" if len(names) == 1 else "are"
+            if unknown and names:
+                sentences.append(
+                    f"Whether {listed} {verb} better than {self._constant()} is not known."
+                )
+            elif names and above:
+                sentences.append(f"{listed} {verb} no better than {self._constant()}.")
+            elif names:
+                sentences.append(f"Nor {verb} {listed} better than that.")
+        return sentences
 
     def _of_no_baseline(self) -> list[str]:
         """One sentence where the baseline has no score to compare with."""
@@ -168,8 +180,11 @@ class _Verdict:
             return "better than"
         if self._entry.worse(interval):
             return "worse than"
+        return _TOO_SMALL if no_width(interval) or self._too_wide(row) else _LEVEL
+
+    def _too_wide(self, row: dict[str, Any]) -> bool:
         own = self._models[self._student][self._entry.name]
-        return _TOO_SMALL if self._entry.too_wide(interval, own) else _LEVEL
+        return self._entry.too_wide(row["interval"], own)
 
     def _number(self, other: str) -> str:
         """The score of another model; where it is not known to be better or worse, with the
@@ -191,7 +206,7 @@ class _Verdict:
             for name, row in self._rows.items()
             if above or self._above_baseline(self._models[name])
         )
-        if not any(self._outcome(row) == _TOO_SMALL for row in compared):
+        if not any(map(self._too_wide, compared)):
             return []
         return [
             "The test is too small to tell where an interval reaches more than "
@@ -208,6 +223,11 @@ class _Verdict:
         unit = " points" if self._entry.is_share() else ""
         kind = "interval" if no_width(row["interval"]) else "95% interval"
         return form(row["difference"]) + unit, f"{kind} {interval_as(form, row['interval'])}"
+
+
+def _unknown(row: dict[str, Any]) -> bool:
+    """Whether two models differ, and no resample tells by how much in others."""
+    return bool(row["difference"]) and no_width(row["interval"])
 
 
 def _listed(parts: list[str]) -> str:

@@ -130,7 +130,7 @@ def compare(
         intervals are over the examples; of windows over the texts, or the questions.
     examples: how many disagreements of teachers to keep, where each example has one class.
     followed: policies that students are to follow.
-    advance: called after each of FOLDS fits; of many labels for each.
+    advance: called before each fold's fit; of many labels for each.
 
     Raises UserError where the metric has no value on the examples.
     """
@@ -198,7 +198,7 @@ class _Rows:
         labels: Sequence[str],
     ) -> _Rows:
         """Arguments as of `compare`."""
-        groups, which = numbered(group_keys), is_labelled(truth)
+        groups, which = numbered_keys(group_keys.numpy()), is_labelled(truth)
         if words is None:
             groups = groups[which]
         else:
@@ -297,8 +297,3 @@ def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = B
     it beyond chance."""
     best = metric.best({name: policy.score for name, policy in policies.items()})
     return best if metric.better(policies[best].interval) else baseline
-
-
-def numbered(group_keys: torch.Tensor) -> np.ndarray:
-    """int64 [N, 2] -> int64 [N]: the same number where the rows are the same."""
-    return numbered_keys(group_keys.numpy())

@@ -58,7 +58,7 @@ class Gate:
         logits: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor],
         temperatures: Mapping[str, float],
-        classes: Classes | None = None,
+        classes: Classes,
     ) -> torch.Tensor:
         """The target's: float32 [n, C]. classes: of partial teachers."""
         x = features(logits, states if self.reads_states else {}, temperatures)
@@ -85,8 +85,8 @@ def fit_gate(
     temperatures: Mapping[str, float],
     truth: torch.Tensor,
     folds: torch.Tensor,
-    classes: Classes | None = None,
-    count: int = 0,
+    classes: Classes,
+    count: int,
 ) -> Gate:
     """
     logits: float [N, C] by teacher, or [N, K] of one in `classes`; states: float [N, H] by
@@ -131,8 +131,8 @@ def features(
 def calibrated_average(
     logits: Mapping[str, torch.Tensor],
     temperatures: Mapping[str, float],
-    classes: Classes | None = None,
-    count: int = 0,
+    classes: Classes,
+    count: int,
 ) -> torch.Tensor:
     """log of the mean over teachers of softmax(z_t / T_t): float32 [n, C].
 
@@ -142,7 +142,7 @@ def calibrated_average(
         name: log_probabilities(scores.float(), temperatures[name])
         for name, scores in logits.items()
     }
-    return knowing_average(outputs, classes or {}, count)
+    return knowing_average(outputs, classes, count)
 
 
 def _components(state: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,8 @@ from ds_distill.keys import name_id, uniform
 from ds_distill.recipe.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
 from ds_distill.routing.calibration import FLOOR, log_probabilities
 from ds_distill.routing.fitting import Fitted
-from ds_distill.routing.partial_teachers import Classes
+from ds_distill.routing.gate import calibrated_average
+from ds_distill.routing.partial_teachers import Classes, unknown_to_all
 from ds_distill.types import Signals
 
 TEACHER_CHOICE = 101
@@ -56,9 +57,11 @@ class Target:
 
     logits: torch.Tensor | None
     """float32 [n, C]: softmax(logits / T) is the target. None where losses are mixed instead:
-    then the loss is the sum over teachers of weight * loss against that teacher."""
+    then the loss is the sum over teachers of weight * loss against that teacher. Where an example
+    has any number of L labels: [n, L], the logit of each."""
     weights: torch.Tensor
-    """float32 [T, n]: how much each teacher is followed, teachers in the order of the inputs."""
+    """float32 [T, n]: how much each teacher is followed, teachers in the order of the inputs; of
+    many labels [T, n, L]."""
 
     def at(self, rows: torch.Tensor) -> Target:
         """The target of rows of a batch's row set, int64 [k]."""
@@ -207,12 +210,21 @@ def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     """The learned gate's target; see `ds_distill.routing.gate`. It is no mixture of the
     teachers; see `_followed` for its weights. It reads all teachers: rows of which one says nothing
     have the mean of the others' calibrated probabilities. Raises ValueError where none was
-    fitted."""
+    fitted, and where those others do not know all classes."""
     fitted = _fitted(inputs)
     if fitted.gate is None:
         raise ValueError(f"no gate: {not_fitted(len(fitted.table.labels))['gate']}")
     if len(inputs.logits) < len(fitted.table.teachers):
-        return mixed(inputs, _alike(inputs), "probabilities", fitted.temperatures)
+        if not inputs.classes:
+            return mixed(inputs, _alike(inputs), "probabilities", fitted.temperatures)
+        count = len(fitted.table.labels)
+        if unknown_to_all([*inputs.logits], inputs.classes, count):
+            raise ValueError(
+                "the gate reads all teachers: on rows of which one says nothing the others "
+                f"({', '.join(inputs.logits)}) must know all classes, and they do not"
+            )
+        target = calibrated_average(inputs.logits, fitted.temperatures, inputs.classes, count)
+        return Target(target, _followed(inputs, target))
     target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures, inputs.classes)
     return Target(target, _followed(inputs, target))
 

@@ -74,8 +74,8 @@ class Router:
         teachers: by name, with logits [n, C], or [n, K] of a partial teacher.
 
         Raises ValueError when the policy needs labels, or teachers that the data name, and the
-        batch was made without, when it
-        does not take partial teachers and one is, or when `fitted` is of other teachers.
+        batch was made without, when it does not take partial teachers and one is, or when `fitted`
+        is of other teachers.
         """
         partial = classes_of(teachers)
         if partial and not self._entry.allows_partial(self._routing):

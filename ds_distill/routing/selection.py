@@ -9,22 +9,27 @@ import numpy as np
 from ds_distill.data.labels import is_labelled
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.multi_label import TWO, experts_by_f1, f1_of
+from ds_distill.routing.partial_teachers import Classes, unknown_to_all
 
 CHANCE = 0.025
 """How often a teacher that knows nothing may pass for one that does, over all classes together."""
 
 
 def unqualified(
-    logits: Mapping[str, np.ndarray], truth: np.ndarray, labels: Sequence[str]
+    logits: Mapping[str, np.ndarray],
+    truth: np.ndarray,
+    labels: Sequence[str],
+    classes: Classes | None = None,
 ) -> dict[str, str]:
-    """The teachers that do not qualify, and why. At least one teacher qualifies.
+    """The teachers that do not qualify, and why. At least one teacher qualifies, and of each class
+    that some teacher knows one that does.
 
     First leave those that predict no class better than chance: one that always predicts the same
     class is right on all of its examples, and would be its expert. Then those that are best at no
     class among the rest.
 
     logits: float [N, C] by teacher. truth: int [N] class ids, or int [N, C] of 0 and 1 where an
-        example has any number of labels; -1 unlabelled (left out).
+        example has any number of labels; -1 unlabelled (left out). classes: of partial teachers.
     """
     noun = "label" if truth.ndim > 1 else "class"
     known = is_labelled(truth)
@@ -47,6 +52,12 @@ def unqualified(
                 f"{scores[number, nearest]:.1%} against {scores[best, nearest]:.1%} of "
                 f"{informed[best]}"
             )
+    classes, count = classes or {}, len(labels)
+    for name in [one for one in logits if one in found]:
+        stay = [one for one in logits if one not in found]
+        lacking = unknown_to_all(stay, classes, count)
+        if {*lacking} - {*unknown_to_all([name], classes, count)}:
+            del found[name]  # nobody else teaches these
     return {name: found[name] for name in logits if name in found}
 
 

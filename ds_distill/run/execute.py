@@ -27,6 +27,7 @@ from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import check_inputs, inputs_of, refuse_other_inputs, refuse_other_recipe
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.plan import plan_run, planned_device
 from ds_distill.run.profiler import Profiler
@@ -60,6 +61,7 @@ def execute(
         if world.is_main:
             RunFolder(path).check_new_or_same(recipe, resume)
             clear_failures(path, before=started)
+        refuse_other_recipe(recipe, world)
         folder = RunFolder(path)
         return _execute(recipe, folder, world, resume=resume, first=first, profiler=profiler)
 
@@ -80,9 +82,12 @@ def _execute(
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
         check_data(recipe, sources)
+    inputs = inputs_of(recipe, sources)
+    refuse_other_inputs(inputs, world)
     world.barrier()  # a mistake found by any rank must not leave a folder behind
     changed = folder.changes(recipe) if world.is_main else []
     with _prepared(recipe, folder, world, resume):
+        replaced = check_inputs(inputs, folder) if world.is_main else []
         log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resume)
         runs = {
             name: Run(recipe, folder, world, log, source, name, profiler)
@@ -92,7 +97,7 @@ def _execute(
             log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
         for change in changed:
             log.info(f"Changed: {change}")
-        for note in notes(recipe, sources) if world.is_main and not resume else ():
+        for note in [*replaced, *(notes(recipe, sources) if world.is_main and not resume else ())]:
             log.info(f"Note: {note}")
         device = planned_device(world)
         if world.is_main and device is not None and not folder.plan.is_file():
@@ -133,13 +138,16 @@ def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: bool) -> 
 def _run_phases(
     recipe: Recipe, folder: RunFolder, log: RunLog, runs: dict[str, Run], first: int | None
 ) -> None:
-    phases = list(zip(recipe.phases[:first], recipe.phase_names(), strict=False))
-    done = [folder.read_record(number, name) is not None for number, (_, name) in enumerate(phases)]
-    folder_seen_by_all = next(iter(runs.values())).world.barrier
-    folder_seen_by_all()  # a slow rank must not find what a fast one wrote in the meantime
+    phases = recipe.named_phases()[:first]
+    world = next(iter(runs.values())).world
+    # Of rank 0: a slow rank must not find what a fast one wrote in the meantime, and one that has
+    # looked for a record may be told for a while that there is none.
+    done = world.from_main(
+        lambda: [folder.read_record(at, name) is not None for at, (name, _) in enumerate(phases)]
+    )
     if sum(not one for one in done) > 1:
         log.info(f"Phases: {', '.join(recipe.phase_names())}.")
-    for number, (phase, name) in enumerate(phases):
+    for number, (name, phase) in enumerate(phases):
         title = f"[{number + 1}/{len(recipe.phases)}] {name}"
         if done[number]:
             folder.unfinished(number, name).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -26,7 +27,7 @@ from ds_distill.run.records import read_environment, read_record, read_trained
 from ds_distill.run.resumable_keys import Change, changes
 
 TRAINING_RECORD = "training.json"
-"""Beside a trained model's weights: examples, steps, validation accuracy."""
+"""Beside a trained model's weights: examples, steps, validation scores."""
 
 PROBE = ".launch-"
 """Begin of the names of files by which a launch finds out whether all hosts see the folder."""
@@ -47,6 +48,7 @@ class RunFolder:
         self.report = path / "report.html"
         self.student = path / "student"
         self.environment = path / "environment.json"
+        self.inputs = path / "inputs.json"
         self.plan = path / "plan.json"
         self.teacher_scores = path / "teachers.json"
 
@@ -136,6 +138,19 @@ class RunFolder:
         `options`."""
         if not self.holds_run():
             return f"Nothing was written. Start again with: {same_command()}"
+        return f"{self._saved()}. Continue with: {same_command(*options)}"
+
+    def check_finished(self) -> None:
+        """Raises UserError for a run that has not finished, where it is for other commands."""
+        if not self.results.is_file():
+            raise UserError(f"{self.path}: this run has not finished. {self.how_to_finish()}")
+
+    def how_to_finish(self) -> str:
+        """As `how_to_continue`, for other commands than the run's own."""
+        run = ["ds-distill", "run", str(self.path / "recipe.yaml"), "--folder", str(self.path)]
+        return f"{self._saved()}. Continue with: {shlex.join([*run, '--resume'])}"
+
+    def _saved(self) -> str:
         done = ", ".join(path.stem[3:] for path in sorted((self.path / "phases").glob("*.json")))
         newest = [
             (folder.name[3:], max(int(step.name.removeprefix("step-")) for step in steps))
@@ -147,10 +162,7 @@ class RunFolder:
             *([f"the phases {done}"] if done else []),
             *([f"the checkpoint of {steps_saved}"] if steps_saved else []),
         ]
-        return (
-            f"{self.path} keeps {' and '.join(saved) or 'what was written'}. Continue with: "
-            f"{same_command(*options)}"
-        )
+        return f"{self.path} keeps {' and '.join(saved) or 'what was written'}"
 
     def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Create the folder, or begin again in one.
@@ -161,9 +173,7 @@ class RunFolder:
         Raises UserError when that fails, and leaves nothing behind.
         """
         new = not self.holds_run()
-        changed = [
-            {"key": ".".join(c.key), "was": c.was, "now": c.now} for c in self.changes(recipe)
-        ]
+        changed = [change.to_json() for change in self.changes(recipe)]
         try:
             write_text(
                 self.path / "recipe.yaml", dump_recipe(recipe)

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import numel_of, sharded_loading
 from ds_distill.engine.precision import in_fp32, is_half
@@ -26,9 +27,7 @@ def predict_split(
     run: Run,
     references: list[ModelReference],
     split: str,
-    batch_size: int,
-    *,
-    layers: Sequence[int] = (),
+    layers: Sequence[int],
 ) -> tuple[Examples, dict[str, Signals]]:
     """Signals of teachers for a whole split, in the dtype of the recipe's DeepSpeed config: logits
     float32 [N, C], of partial teachers [N, K], and the states of `layers`. Raises UserError where
@@ -38,7 +37,7 @@ def predict_split(
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references) as engine:
-        signals = predict_all(engine, collate, examples, names, batch_size, bar, layers=layers)
+        signals = predict_all(engine, collate, examples, names, PADDED_BATCH, bar, layers=layers)
     for name, outputs in signals.items():
         check_finite(run, name, split, examples, torch.isfinite(outputs.logits).all(dim=1))
     return examples, signals

@@ -64,12 +64,9 @@ def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, s
     return _logged(run, phase, [line])
 
 
-def warn_of_few_groups(run: Run, phase: str, split: str, groups: np.ndarray) -> list[str]:
-    """Log and return a line where a split has so few groups that intervals are too narrow.
-
-    groups: int64 [N, 2], see `Groups.group_keys`, of the examples that are resampled.
-    """
-    line = few_groups(split, len(np.unique(groups, axis=0)), len(groups))
+def warn_of_few_groups(run: Run, phase: str, split: str, group_keys: np.ndarray) -> list[str]:
+    """Log and return a line where a split has so few groups that intervals are too narrow."""
+    line = few_groups(split, group_keys)
     return _logged(run, phase, [] if line is None else [line])
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, zero_stage
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, first_line
 from ds_distill.process.activity import activity
 from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings
 from ds_distill.recipe.phases.base import TrainingPhase
@@ -14,10 +15,9 @@ def memory_refusal(error: BaseException, phase: PhaseSettings, name: str, run: R
     """The error for the user, raised where memory ran out in a phase."""
     now = activity()
     step = f"at step {now.step}, " if now.step is not None else ""
-    first = (str(error).strip().splitlines() or ["no more is known"])[0]
     return UserError(
         f"phases.{name}: memory ran out on rank {run.world.rank} ({run.world.device}), {step}where "
-        f"it {now.what}: {first} Finished work is saved. {_advice(phase, name, run)} "
+        f"it {now.what}: {first_line(error)} Finished work is saved. {_advice(phase, name, run)} "
         "micro_batch_size and batch_size of a phase that trains nothing may change with --resume; "
         "for the others begin a new run."
     )
@@ -36,7 +36,7 @@ def _advice(phase: PhaseSettings, name: str, run: Run) -> str:
     elif isinstance(phase, Evaluate):
         ways.append(f"set {at}.batch_size={max(1, phase.batch_size // 2)} (now {phase.batch_size})")
     elif isinstance(phase, Cache):
-        ways.append(f"set {at}.batch_size={max(1, (phase.batch_size or 32) // 2)}")
+        ways.append(f"set {at}.batch_size={max(1, (phase.batch_size or PADDED_BATCH) // 2)}")
     if isinstance(phase, Distil) and phase.teachers == "live":
         ways.append(f"train from a cache ({at}.teachers=cached)")
     if run.world.size > 1 and zero_stage(run.deepspeed()) < 3:

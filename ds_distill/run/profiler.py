@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.files import new_file
+from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.timers import Timers
 from ds_distill.types import Batch
 
@@ -84,7 +85,7 @@ class Profiler:
             timers: Timers = _PeakTimers(device, observed.peaks, annotate=annotate)
         else:
             timers = Timers(device, annotate=annotate)
-            resident_peak()
+            forget_resident_peak()
         self._current = observed, timers
         return timers
 
@@ -143,25 +144,8 @@ def _amounts(batch: Batch) -> Mapping[str, Amount]:
     return found
 
 
-# ---------------------------------------------------------------- the most memory since one asked
-
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
 def allocated_peak() -> int:
-    """Bytes of torch's allocator on the GPU."""
+    """Bytes of torch's allocator on the GPU, the most since one asked."""
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return peak
-
-
-def resident_peak() -> int | None:
-    """Bytes of this process, code and data included; None where the system does not tell. It takes
-    milliseconds."""
-    try:
-        lines = _STATUS.read_text().splitlines()
-        _CLEAR.write_text("5")  # Linux: begin anew with the peak
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
-    return None if kib is None else int(kib) * 1024

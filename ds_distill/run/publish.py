@@ -64,24 +64,25 @@ def _results(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dict[str,
         "uses": uses(recipe, records),
         "phases": records,
         "environment": read_environment(folder.environment),
-        "cached": list(_cached(recipe, records)),
+        "cached": list(cache_savings(recipe, records)),
     }
     if folder.teacher_scores.is_file():
         results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
     return results
 
 
-def _cached(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
-    """Of each cache phase how many examples it holds, how many students read of it, and the seconds
-    that it saved: as many more as reading them live takes, at the phase's own speed."""
+def cache_savings(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
+    """Of each cache phase how many examples it holds, how many students read of it in the steps
+    that they did, and the seconds that it saved: as many more as reading them live takes, at the
+    phase's own speed."""
     done = list(zip(recipe.phases, records, strict=False))
     for number, (phase, record) in enumerate(done):
         if phase.kind != "cache" or not record.get("added"):
             continue
         read = sum(
-            int(model["examples"] * later.epochs)
+            _examples_read(model, later.batch_size)
             for later, of_later in done[number + 1 :]
-            if isinstance(later, Distil) and later.teachers == "cached" and later.epochs is not None
+            if isinstance(later, Distil) and later.teachers == "cached"
             for model in of_later.get("trained", [])
             if recipe.task_name(later) == recipe.task_name(phase)
         )
@@ -89,6 +90,13 @@ def _cached(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
         saved = round(seconds * (read / examples - 1), 2)
         about = {"phase": record["phase"], "seconds": seconds, "examples": examples}
         yield {**about, "read": read, "saved": saved}
+
+
+def _examples_read(trained: dict[str, Any], batch_size: int) -> int:
+    """How many examples a training has read, those of each epoch anew."""
+    examples: int = trained["examples"]
+    epochs, steps = divmod(trained["steps"], -(-examples // batch_size))
+    return epochs * examples + steps * batch_size
 
 
 def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> None:
@@ -141,10 +149,10 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     metric.
 
     It is a student of the task of the last phase that distils, or else that trains: scores on
-    different tasks cannot be compared. Distilled students come before other trained ones, and those
-    that teach no other before those that do. Of equal students the first is taken, and without
-    choosing examples the last. A student that was trained on the choosing split is taken only where
-    there is no other.
+    different tasks cannot be compared. A name is that of its last training, which evaluations find
+    under it. Distilled students come before other trained ones, and those that teach no other
+    before those that do. Of equal students the first is taken, and without choosing examples the
+    last. A student that was trained on the choosing split is taken only where there is no other.
     """
     trained = [
         (number, PHASES[phase.kind].makes == "student", model)
@@ -156,6 +164,8 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     last = [item for item in trained if item[1]] or trained
     task = recipe.task_name(recipe.phases[last[-1][0]])
     trained = [item for item in trained if recipe.task_name(recipe.phases[item[0]]) == task]
+    final = {model["output"]: number for number, _, model in trained}
+    trained = [item for item in trained if final[item[2]["output"]] == item[0]]
     seen = trained_on(recipe, task, CHOOSING_SPLIT)
     for preferred in (
         [item for item in trained if item[1]],

@@ -244,6 +244,13 @@ class Noted(_Part):
     added: Count
 
 
+class Inputs(_Part):
+    """inputs.json; see `ds_distill.run.inputs`."""
+
+    labels: dict[str, list[str]]
+    models: dict[str, str]
+
+
 class TeacherScore(_Part):
     """An element of teachers.json."""
 
@@ -278,7 +285,8 @@ class Plan(_Part):
 class Asked(_Part):
     """sweep.json."""
 
-    runs: list[str]
+    runs: dict[str, dict[str, Any]]
+    """Each run's recipe, by the run's name."""
 
 
 class Start(_Part):

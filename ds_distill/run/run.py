@@ -16,6 +16,7 @@ from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
 from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
@@ -143,12 +144,24 @@ class Run:
             config = student_config(self.recipe) if given.config is not None else None
             truncated = given.start == "truncated"
             return ModelReference(name, model, given.revision, given.layers, config, truncated)
-        found = None
-        if given.labels is not None and self.task.has_classes:
-            config = load_config(model, given.revision)
-            many = self.task.predicts == "labels"
-            found = label_map(model, config, self.labels, given.labels, many_labels=many)
+        try:
+            found = self.given_labels(name)
+        except UserError:
+            if self.recipe.task is not None:
+                raise
+            found = None  # another task's: `check` refuses it where the teacher teaches this one
         return ModelReference(name, model, given.revision, label_map=found)
+
+    def given_labels(self, teacher: str) -> LabelMap | None:
+        """Which outputs of a teacher, as the recipe gives it, are the task's labels. None: all, in
+        the same order, or the recipe does not say. Raises UserError where it says others."""
+        given = self.recipe.teachers[teacher]
+        if given.labels is None or not self.task.has_classes:
+            return None
+        assert given.model is not None
+        model = resolve_model(given.model, self.recipe.models_folder)
+        config, many = load_config(model, given.revision), self.task.predicts == "labels"
+        return label_map(model, config, self.labels, given.labels, many_labels=many)
 
     def knows(self, teacher: ModelReference, examples: Examples) -> np.ndarray:
         """Of which examples a teacher can be asked: bool [N]. One from a file says something of
@@ -170,6 +183,8 @@ class Run:
         padding.
 
         half: whether the model computes in bf16 or fp16.
+
+        Raises UserError where it is to run without padding, and cannot on this device.
         """
         if reference.predictions is not None:
             return None
@@ -177,7 +192,15 @@ class Run:
         padding = self.recipe.padding
         if padding == "always" or (padding is None and not by_default):
             return None
-        return packed_backend(load_config(reference.model, reference.revision), self.world.device)
+        config = load_config(reference.model, reference.revision)
+        backend = packed_backend(config, self.world.device, half=half)
+        if backend is None and padding == "never":
+            raise UserError(
+                f"padding=never: {reference.name} ({config.model_type}) cannot run without padding "
+                "on this device: for its type, the width of its heads, the GPU's generation or a "
+                "package that lacks. Leave padding out: each model then runs as it can."
+            )
+        return backend
 
     def model(
         self, reference: ModelReference, *, new_head: bool = False, packed: bool = False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.data.batches import Examples
+from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import LabelDoubt
@@ -20,9 +21,6 @@ from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text
 from ds_distill.run.records import read_teacher_scores
 from ds_distill.run.run import Run
-
-BATCH = 64
-"""Examples per rank and forward pass."""
 
 
 def score_teachers(number: int, name: str, run: Run) -> None:
@@ -41,7 +39,7 @@ def score_teachers(number: int, name: str, run: Run) -> None:
         new = [one for one in new if run.knows(one, examples)[counted].any()]
         if not new:
             return
-        predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, BATCH, finite=False)
+        predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, PADDED_BATCH, finite=False)
         _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
     _tell(name, run)
     _refuse(run, references)

@@ -11,7 +11,9 @@ from itertools import chain, product
 from ds_distill.errors import UserError
 
 SEED = "seed"
-_OPEN, _CLOSE = "([{", ")]}"
+_OPEN, _CLOSE, _QUOTES = "([{", ")]}", "'\""
+_BEFORE_A_QUOTE = _OPEN + _QUOTES + ",:"
+"""Elsewhere a quote is a letter, as in `it's`. After a quote it stands for one."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,15 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
 
 
 def split(text: str) -> list[str]:
-    """At its commas, those in brackets and quotes apart."""
+    """At its commas, those in brackets and quotes apart.
+
+    Raises UserError where one of these has no end, and a comma may or may not be in it.
+    """
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
-        elif letter in "'\"":
+        elif letter in _QUOTES and (parts[-1].rstrip()[-1:] or ",") in _BEFORE_A_QUOTE:
             quote = letter
         elif letter in _OPEN:
             depth += 1
@@ -89,4 +94,9 @@ def split(text: str) -> list[str]:
             parts.append("")
             continue
         parts[-1] += letter
+    if "," in text and (quote or depth):
+        raise UserError(
+            f"{text}: a quote or bracket has no end, or no beginning, so that it cannot be told "
+            "where values end. Add it, or set a value that holds one in quotes."
+        )
     return parts

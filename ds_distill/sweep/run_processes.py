@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ds_distill.errors import UserError
 from ds_distill.launch.process_group import Command, Group
+from ds_distill.process.signals import STOPPED
 
 GRACE = 20
-"""Seconds that a run has to end, after it was told to."""
+"""Seconds that runs have to end, all the same ones, after they were told to."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,16 @@ class Pool:
         return environment
 
     def end(self, at_once: bool) -> bool:
-        """End what runs; see `exit_on_signal`."""
-        for _, group, _ in self._running.values():
-            group.end(at_once)
-        return False
+        """End what runs, and say whether a run has saved its work; see `exit_on_signal`."""
+        codes = []
+        if not at_once:  # all of them first: each trains on until it is asked
+            for _, group, _ in self._running.values():
+                group.ask()
+        while self._running:
+            slot, (_, group, _) = next(iter(self._running.items()))
+            codes.append(group.end(at_once))
+            del self._running[slot]  # a second signal ends those that are left
+        return STOPPED in codes
 
 
 def visible_gpus() -> list[str]:

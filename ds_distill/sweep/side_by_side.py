@@ -98,16 +98,17 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
 
 def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One entry for each set of examples that judged: `rows`, a model of a run each, and `pairs`,
-    the models that stand for the runs against each other.
+    the models that stand for the runs against each other. Of a run that evaluated the same
+    examples more than once, as after each of several phases, the last evaluation stands.
 
     `to_first` of a row is the difference to the first run's model on the same examples, with its
     paired interval; None where a run has no predictions.
     """
-    groups: dict[str, list[Evaluation]] = {}
+    groups: dict[str, dict[str, Evaluation]] = {}  # examples -> run -> its last
     for folder, name in zip(folders, _names(folders), strict=True):
         for evaluation in evaluations(folder, name):
-            groups.setdefault(evaluation.examples, []).append(evaluation)
-    return [_group(group) for group in groups.values()]
+            groups.setdefault(evaluation.examples, {})[name] = evaluation
+    return [_group([*group.values()]) for group in groups.values()]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -128,6 +129,7 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
             "model": model,
             "role": numbers["role"],
             "score": numbers[first.record["metric"]],
+            **{key: numbers[key] for key in ("examples", "not_given") if key in numbers},
             "to_baseline": numbers["to_baseline"],
             "parameters": numbers["parameters"],
             "run_seconds": one.seconds,
@@ -182,13 +184,14 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
             rows.append(
                 [
                     row["run"],
-                    row["model"],
+                    f"{row['model']} (on {row['examples']:,})" if "not_given" in row
+                    else row["model"],
                     row["role"],
                     metric.shown_as(row["score"]),
                     difference_cell(metric, row["to_baseline"], row["score"]),
                     "" if first else "not comparable" if to_first is None
                     else difference_cell(metric, to_first, row["score"]),
-                    f"{row['parameters'] / 1e6:.1f} M",
+                    f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "-",
                     duration(row["run_seconds"]),
                 ]
             )  # fmt: skip
@@ -216,9 +219,7 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
             "that all models of these runs read, and count as not found."
         )
     yield from undefined_note([baseline[metric.name], *(row["score"] for row in group["rows"])])
-    if any(row["to_first"] is None and [row["run"], row["model"]] != group["first"]
-           for row in group["rows"]):  # fmt: skip
-        yield "Not comparable: the folder `predictions` of a run is gone."
+    yield from _not_comparable(group)
     for pair in group["pairs"]:
         names = [
             f"{run} ({model})" for run, model in zip(pair["runs"], pair["models"], strict=True)
@@ -233,3 +234,14 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
             yield f"{names[1]} is {outcome} than {names[0]}: {shown}."
         else:
             yield f"{names[1]} and {names[0]} differ within chance: {shown}."
+
+
+def _not_comparable(group: dict[str, Any]) -> Iterator[str]:
+    """Why rows have no difference to the first run's model."""
+    [first] = [row for row in group["rows"] if [row["run"], row["model"]] == group["first"]]
+    without = [row for row in group["rows"] if row["to_first"] is None and row is not first]
+    in_part = ["not_given" in row or "not_given" in first for row in without]
+    if any(in_part):
+        yield "Not comparable: judged on some of the examples alone, as (on N) says."
+    if not all(in_part):
+        yield "Not comparable: the folder `predictions` of a run is gone."

@@ -1,6 +1,6 @@
 """A sweep: runs of one recipe under several settings, each an ordinary run in a folder of its own.
 
-FOLDER/sweep.json        what was asked
+FOLDER/sweep.json        the recipe of each run
 FOLDER/shared/NAME       runs of the phases that several runs have in common
 FOLDER/runs/NAME         the runs
 FOLDER/logs/NAME.txt     what they print
@@ -10,6 +10,7 @@ FOLDER/results.json      scores by setting and seed; also in report.html and fig
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -22,9 +23,11 @@ from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, write_json, write_text
 from ds_distill.planning.units import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.training import Training
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import Asked, read_as, read_results
+from ds_distill.run.resumable_keys import changes
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.resampling import Draws, drawn
@@ -77,7 +80,8 @@ def runs_of(
 
     reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
 
-    Raises UserError for settings that no recipe can have, and where there is but one run.
+    Raises UserError for settings that no recipe can have, where there is but one run, and for runs
+    that are judged by unlike scores.
     """
     seeds = load_recipe(reference, [*fixed, *found[0].overrides], small).seeds
     if seeds is not None:
@@ -89,7 +93,7 @@ def runs_of(
             "training.learning_rate=1e-5,3e-5."
         )
     option = ["--small"] if small else []
-    return [
+    runs = [
         SweepRun(
             variant,
             load_recipe(reference, [*fixed, *variant.overrides], small),
@@ -98,24 +102,60 @@ def runs_of(
         )
         for variant in found
     ]
+    _refuse_unlike_scores(runs)
+    return runs
+
+
+def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
+    """Raises UserError where a task's models are judged by other metrics or on other splits: of
+    such scores there is no difference, and no best one."""
+    seen: dict[str, tuple[str, str]] = {}  # task -> (what judges, the first run)
+    for run in runs:
+        for task, judge in _judges(run.recipe).items():
+            first, name = seen.setdefault(task, (judge, run.variant.name))
+            if first != judge:
+                raise UserError(
+                    f"{name} would be judged by {first} and {run.variant.name} by {judge}: a sweep "
+                    "compares its runs by one score. Start a sweep for each."
+                )
+
+
+def _judges(recipe: Recipe) -> dict[str, str]:
+    """By task: the metric, and the split of the last phase that evaluates."""
+    found = {}
+    for phase in recipe.phases:
+        if PHASES[phase.kind].makes == "evaluation":
+            metric = recipe.task_of(phase).metric
+            options = metric.model_dump(exclude={"name"}, exclude_defaults=True)
+            shown = "".join(f", {key} {value}," for key, value in options.items())
+            splits = ", ".join(split for split, _ in phase.reads)
+            found[recipe.task_name(phase)] = f"{metric.name}{shown} on {splits}"
+    return found
 
 
 class Sweep:
-    def __init__(
-        self, folder: Path, runs: list[SweepRun], asked: dict[str, Any], *, resume: bool
-    ) -> None:
-        """
-        asked: what the runs are of, JSON values.
-
-        Raises UserError for runs of the same name, and for a folder that holds another sweep.
-        """
+    def __init__(self, folder: Path, runs: list[SweepRun], *, resume: bool) -> None:
+        """Raises UserError for runs of the same name or the same recipe, and for a folder that
+        holds another sweep."""
         self.path, self.runs = folder, runs
         names = [run.variant.name for run in runs]
         if len(set(names)) < len(names):
             raise UserError("two runs would have the same folder. Write values of one key alike.")
         self.shared = self._shared()
-        self._asked = {**asked, "runs": names}
+        self._recipes = {run.variant.name: run.recipe.as_written() for run in runs}
+        self._refuse_copies()
         self._check_folder(resume=resume)
+
+    def _refuse_copies(self) -> None:
+        """Raises UserError for runs that are the same: they would count as two."""
+        seen: dict[str, str] = {}
+        for name, recipe in self._recipes.items():
+            first = seen.setdefault(json.dumps(recipe, sort_keys=True), name)
+            if first != name:
+                raise UserError(
+                    f"{first} and {name} are the same run. Give each value once, and each key by "
+                    "one name."
+                )
 
     def _shared(self) -> list[Shared]:
         alike: dict[str, list[SweepRun]] = {}
@@ -135,14 +175,31 @@ class Sweep:
                 raise UserError(
                     f"{self.path} holds a sweep. Add --resume to continue it, or give --folder."
                 )
-            if read_as(file, Asked, "Give another --folder.") != self._asked:
-                raise UserError(
-                    f"--resume: {self.path} holds a sweep of other settings ({file}). Continue it "
-                    "with the same arguments, or give --folder."
-                )
+            self._refuse_other(read_as(file, Asked, "Give another --folder.")["runs"], file)
         elif self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"{self.path} exists and holds no sweep. Give --folder for another one."
+            )
+
+    def _refuse_other(self, began: dict[str, Any], file: Path) -> None:
+        """Raises UserError where the sweep began with other runs, or with recipes whose results
+        differ: both would be pooled as one."""
+        if other := sorted(began.keys() ^ self._recipes.keys()):
+            raise UserError(
+                f"--resume: {self.path} holds a sweep of other settings ({file}): only one of the "
+                f"two has a run {other[0]}. Continue it with the same arguments, or give --folder."
+            )
+        refused = [
+            str(change)
+            for run in self.runs
+            for change in changes(began[run.variant.name], self._recipes[run.variant.name])
+            if not change.is_allowed({*range(len(run.recipe.phases))})
+        ]
+        if refused:
+            raise UserError(
+                f"--resume: the recipe differs from that of the sweep in {self.path} ({file}) in "
+                f"{'; '.join([*dict.fromkeys(refused)][:3])}. Continue with the same recipe and "
+                "arguments, or start a new sweep with --folder."
             )
 
     def check_ranks(self, ranks: int) -> None:
@@ -156,9 +213,9 @@ class Sweep:
         """Make the sweep's folder."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
         for run in self.runs:
-            if run.file is not None and not run.file.is_file():
+            if run.file is not None:
                 write_text(run.file, dump_recipe(run.recipe))
-        write_json(self.path / "sweep.json", self._asked)
+        write_json(self.path / "sweep.json", {"runs": self._recipes})
 
     def what_it_does(self) -> list[str]:
         """Lines that say what will be run."""

@@ -63,9 +63,9 @@ def no_draws(variant: Variant) -> Drawn | None:
 def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> dict[str, Any]:
     """Settings in the order of the runs: scores by seed, their mean and its interval, and the
     difference to the first setting over the seeds that both have. `chosen` is the setting with the
-    best mean on the examples that choose, not on those that judge; None where those are missing. A
-    setting without a mean there, because a score is undefined, is ranked last: it is chosen by no
-    means."""
+    best mean on the examples that choose, not on those that judge, of those with most seeds: the
+    mean of fewer may be their luck. None where those examples are missing. A setting without a mean
+    there, because a score is undefined, is ranked last: it is chosen by no means."""
     found = {variant: run for variant, run in runs.items() if run["student"] is not None}
     settings: dict[tuple[str, ...], list[tuple[Variant, dict[str, Any]]]] = {}
     for variant, run in found.items():
@@ -77,10 +77,11 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
     for row, own in zip(rows[1:], drawn[1:], strict=True):
         row["to_first"] = difference(row, rows[0], own, drawn[0])
     metric = metric_class(next(iter(found.values()))) if found else None
+    short = lacking(rows)
     choosing = {
         number: row["choosing"]["mean"]
         for number, row in enumerate(rows)
-        if row["choosing"]["mean"] is not None
+        if row["choosing"]["mean"] is not None and row not in short
     }
     complete = bool(choosing) and all(row["chooses"] for row in rows)
     first = next(iter(found.values()), {})
@@ -215,6 +216,12 @@ def undefined_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [", ".join(row["setting"]) or "the recipe's" for row in last]
 
 
+def lacking(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings that have fewer seeds than others."""
+    most = max((len(row["seeds"]) for row in rows), default=0)
+    return [row for row in rows if len(row["seeds"]) < most]
+
+
 def _notes(found: dict[str, Any], metric: MetricClass) -> list[str]:
     rows = found["settings"]
     notes = []
@@ -232,7 +239,8 @@ def _notes(found: dict[str, Any], metric: MetricClass) -> list[str]:
     if len(rows) > 1:
         if found["chosen"] is None:
             none = all(row["chooses"] for row in rows)
-            why = f"none has a {metric.title} on the" if none else "some runs have no"
+            these = "none with all seeds" if lacking(rows) else "none"
+            why = f"{these} has a {metric.title} on the" if none else "some runs have no"
             notes.append(f"No setting is chosen: {why} examples that choose.")
         else:
             row = rows[found["chosen"]]
@@ -241,6 +249,10 @@ def _notes(found: dict[str, Any], metric: MetricClass) -> list[str]:
                 f"{found['split']}: {shown(row['score'], metric.shown_as)}."
                 + (" It has learnt nothing, see below." if {*row["learnt"]} == {False} else "")
             )
+        if short := lacking(rows):
+            most = max(len(row["seeds"]) for row in rows)
+            of = [f"{', '.join(row['setting'])} ({len(row['seeds'])} of {most})" for row in short]
+            notes.append(f"Seeds are missing, and it is not chosen: {'; '.join(of)}.")
         if last := undefined_settings(rows):
             notes.append(f"Undefined, and ranked last: {'; '.join(last)}.")
     judged = [row["score"] for row in rows] + [row["choosing"] for row in rows if row["chooses"]]

@@ -14,7 +14,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.scores import metric_values, reliability
-from ds_distill.evaluation.spans import SpanPredictions, span_report
+from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN
 from ds_distill.tasks.data import TaskData
@@ -44,10 +44,14 @@ class CharacterSpansKind(TokenClassificationKind):
 
     def report(self, scored: Any) -> dict[str, Any]:
         """Confidence is that of words that count."""
-        counted = scored.words.counted
+        words = scored.words
+        counted, lost = words.counted, words.lost
         right = (scored.predicted == scored.labels)[counted]
         return {
-            **span_report(scored),
+            "examples": len(scored),
+            "windows": len(words),
+            "words": int(counted.sum()) + lost,
+            "words_without_token": lost,
             **metric_values(scored, self.metrics),
             "reliability": reliability(scored.confidence[counted], right),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Examples
-from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.predictions import LabelPredictions
 from ds_distill.evaluation.scores import label_report
 from ds_distill.models.reference import ModelReference
@@ -70,8 +68,3 @@ class MultiLabelKind(Classification):
             "rule": "the most frequent label",
             "split": source,
         }
-
-    def label_doubt(
-        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
-    ) -> LabelDoubt | None:
-        return None

@@ -15,7 +15,7 @@ from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import prepare
 from ds_distill.evaluation.scores import metric_values, reliability
-from ds_distill.evaluation.words import TagPredictions, word_report
+from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TokenClassification
@@ -80,7 +80,9 @@ class TokenClassificationKind(OneLabelKind):
         counted = scored.words.counted
         right = (scored.predicted == scored.labels)[counted]
         return {
-            **word_report(scored),
+            "examples": len(scored),
+            "words": len(scored.labels),
+            "words_without_token": int((~counted).sum()),
             **metric_values(scored, self.metrics),
             "per_class": scored.per_class(self.labels),
             "class_counts": scored.class_counts(self.labels),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,11 +16,13 @@ from safetensors import SafetensorError
 
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, first_line
 from ds_distill.files import publish_folder, read_json, write_json
 from ds_distill.process.memory_errors import is_out_of_memory
 
 SAVE_TOTAL_LIMIT = 2
+SEEN_WITHIN = 60
+"""Seconds in which a network file system shows other hosts what one has written."""
 T = TypeVar("T")
 
 
@@ -58,16 +62,19 @@ class Checkpoints:
         """Load the newest complete checkpoint, of any number of ranks. Returns its progress, a
         dataclass or dict, or None without one. Every rank must call this.
 
-        Raises UserError where it is damaged.
+        Raises UserError where it is damaged, or a rank does not see it.
         """
         if self._world.is_main and self._folder.is_dir():
             for leftover in self._folder.glob(".step-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-        self._world.barrier()
-        complete = self._complete()
-        if not complete:
+        # Of all ranks: another host may still see the files of a minute ago.
+        name = self._world.from_main(
+            lambda: next((one.name for one in self._complete()[::-1]), None)
+        )
+        if name is None:
             return None
-        newest = complete[-1]
+        newest = self._folder / name
+        self._wait_for(newest)
         try:
             engine.load(newest)
             return _progress(newest, progress)
@@ -75,10 +82,21 @@ class Checkpoints:
             if is_out_of_memory(error):
                 raise
             raise UserError(
-                f"checkpoint {newest} cannot be read: {str(error).partition(chr(10))[0]}. Remove "
-                "that folder: the training then goes on from the checkpoint before it, or begins "
-                "again."
+                f"checkpoint {newest} cannot be read: {first_line(error)}. Remove that folder: the "
+                "training then goes on from the checkpoint before it, or begins again."
             ) from error
+
+    def _wait_for(self, checkpoint: Path) -> None:
+        """Until this host sees it whole: a network file system shows new files late."""
+        for _ in range(round(SEEN_WITHIN * 10)):
+            if checkpoint in self._complete():
+                return
+            time.sleep(0.1)
+        raise UserError(
+            f"checkpoint {checkpoint}: rank {self._world.rank} on {socket.gethostname()} does not "
+            "see all of it, and rank 0 does. Resume when its file system shows it, or with a "
+            "--folder that all hosts share."
+        )
 
     def progress_of_each(self, progress: type[T]) -> list[T]:
         """What all complete checkpoints hold, oldest first, without those that cannot be read."""

@@ -16,6 +16,7 @@ import torch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.data.schedule import padding_share, plan_epoch, split_batch
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import batch_shape
 from ds_distill.errors import UserError, located
 from ds_distill.models.load import save_model
@@ -28,17 +29,12 @@ from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal,
 from ds_distill.run.run import Run
 from ds_distill.training.checkpoints import Checkpoints
 from ds_distill.training.meter import Meter, progress_note
-from ds_distill.training.progress import Progress, choosing, mean_score
+from ds_distill.training.progress import IN_A_ROW, Progress, choosing, mean_score, why_astray
 from ds_distill.training.setup import Job, start_engine
 from ds_distill.types import Batch
 
 SAVED = 5
 """Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
-IN_A_ROW = 10
-"""Micro-batches left out one after the other at which a training has gone astray."""
-SKIPPED_IN_A_ROW = 50
-"""Steps skipped in fp16 one after the other at which a training has gone astray. From the largest
-loss scale, 2^32, DeepSpeed finds one that fits within 34."""
 
 
 def train_each(
@@ -57,7 +53,7 @@ def train_each(
         if run.world.is_main:
             run.folder.end_publishing(number, training_name(outputs), outputs)
         run.world.barrier()
-        done = run.folder.finished_training(number, outputs)
+        done = run.world.from_main(partial(run.folder.finished_training, number, outputs))
         trained += train(job_of(outputs), run) if done is None else done
         gc.collect()  # DeepSpeed's engines are cycles, and the next model wants their memory
     return {"trained": trained}
@@ -152,7 +148,7 @@ class _Training:
             if self.progress.left_out - before < self._micro_steps:
                 in_a_row = 0
             self.progress = replace(self.progress, step=number + 1, left_out_in_a_row=in_a_row)
-            self._count_skipped()
+            self._count_skipped((number, batch))
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
             self._after_step(epoch, bar)
@@ -228,7 +224,9 @@ class _Training:
         step, rate = self.progress.step, self.engine.learning_rate
         about: dict[str, Any] = {**values, **self._meter.timing()}
         if scale := self.engine.loss_scale:
-            about |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
+            about["loss_scale"] = scale.value
+        if scale or self.progress.skipped:
+            about["skipped"] = self.progress.skipped
             about["schedule"] = "planned steps"  # skipped ones among them
         self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
         bar.advance(0, progress_note(values, rate))
@@ -252,24 +250,29 @@ class _Training:
             + (", or compute in bf16 or fp32 (deepspeed)." if self.engine.loss_scale else ".")
         )
 
-    def _count_skipped(self) -> None:
-        """Raises UserError where fp16 skips every step."""
+    def _count_skipped(self, step: tuple[int, np.ndarray]) -> None:
+        """Raises UserError where DeepSpeed skips every step: a gradient is not finite. In fp16 that
+        finds the loss scale; otherwise the first ones are told, with their examples."""
+        number, batch = step
         scale, progress = self.engine.loss_scale, self.progress
-        if scale is None:
-            return
         if not self.engine.was_step_skipped:
             self.progress = replace(progress, skipped_in_a_row=0)
             return
-        in_a_row = progress.skipped_in_a_row + 1
-        self.progress = replace(progress, skipped=progress.skipped + 1, skipped_in_a_row=in_a_row)
-        # At its least DeepSpeed would raise an error of its own in the next such step.
-        if scale.value == scale.least or in_a_row == SKIPPED_IN_A_ROW:
-            raise UserError(
-                f"{self.job.name}: gradients are not finite in fp16, {in_a_row} steps one after "
-                f"the other, the last of them step {progress.step} with a loss scale of "
-                f"{scale.value:g}. Compute in bf16 or fp32 (deepspeed), or set a lower "
-                f"learning_rate than {self.job.settings.learning_rate}."
+        self.progress = progress = replace(
+            progress,
+            skipped=progress.skipped + 1,
+            skipped_in_a_row=progress.skipped_in_a_row + 1,
+        )
+        what = f"{self.job.name}: gradients are not finite"
+        if scale is None and progress.skipped <= SAVED:
+            file = self._save_examples(number, batch)
+            self.run.log.info(
+                f"  {what} at step {number + 1}, where the loss is, and the step is skipped. "
+                f"{file} has its examples."
             )
+        if why := why_astray(progress, scale):
+            rate = self.job.settings.learning_rate
+            raise UserError(f"{what} {why}set a lower learning_rate than {rate}.")
 
     def _leave_out(
         self, epoch: int, step: tuple[int, np.ndarray], micro_step: int, losses: list[str]
@@ -313,7 +316,7 @@ class _Training:
         if job.validation is None:
             return
         phase = run.recipe.phase_names()[job.number]
-        with located(f"phase {phase}, split {job.validation.split}"):
+        with located(f"phase {phase}, split {CHOOSING_SPLIT}"):
             of_all = job.validation.score(self.engine)
         metric, best = job.validation.metric, progress.best_score
         found = {}
@@ -326,7 +329,7 @@ class _Training:
         for output, score in found.items():
             of_kept = ", the best so far" if keeps_best and is_best and best is not None else ""
             run.log.info(
-                f"  {output}: {metric.title} {metric.shown_as(score)} on {job.validation.split} "
+                f"  {output}: {metric.title} {metric.shown_as(score)} on {CHOOSING_SPLIT} "
                 f"after epoch {epoch + 1}{of_kept}"
             )
         if keeps_best:

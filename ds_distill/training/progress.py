@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.engine.engine import LossScale
 from ds_distill.training.setup import Job
+
+IN_A_ROW = 10
+"""Micro-batches left out, or steps skipped in bf16 and fp32, one after the other at which a
+training has gone astray."""
+SKIPPED_IN_A_ROW = 50
+"""Likewise of steps skipped in fp16. From the largest loss scale, 2^32, DeepSpeed finds one that
+fits within 34."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +32,32 @@ class Progress:
     """Micro-batches whose loss was not finite."""
     left_out_in_a_row: int = 0
     skipped: int = 0
-    """Steps that changed no weight, because a gradient was not finite in fp16."""
+    """Steps that changed no weight, because a gradient was not finite."""
     skipped_in_a_row: int = 0
 
     @property
     def best_score(self) -> float | None:
         return mean_score(self.best_scores)
+
+
+def why_astray(progress: Progress, scale: LossScale | None) -> str | None:
+    """Why a training whose gradients are not finite has gone astray, before what to do; None where
+    it may go on. scale: in fp16."""
+    count, last = progress.skipped_in_a_row, f"the last of them step {progress.step}"
+    if scale is None:
+        if count < IN_A_ROW:
+            return None
+        return (
+            f"in {count} steps one after the other, {last}, where the loss is. A loss of your own "
+            "may divide by 0 or take its root; otherwise "
+        )
+    # At its least DeepSpeed would raise an error of its own in the next such step.
+    if scale.value > (scale.least or 0.0) and count < SKIPPED_IN_A_ROW:
+        return None
+    return (
+        f"in fp16, {count} steps one after the other, {last} with a loss scale of {scale.value:g}. "
+        "Compute in bf16 or fp32 (deepspeed), or "
+    )
 
 
 def mean_score(scores: Mapping[str, float | None]) -> float | None:
@@ -44,7 +73,7 @@ def choosing(job: Job, progress: Progress, output: str) -> dict[str, Any] | None
     if job.validation is None:
         return None
     return {
-        "split": job.validation.split,
+        "split": CHOOSING_SPLIT,
         "examples": job.validation.examples,
         "keep": job.settings.keep,
         "metric": job.validation.metric.name,

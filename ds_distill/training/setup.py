@@ -106,6 +106,8 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
             settings.weight_decay,
             total_steps,
             round(settings.warmup * total_steps),
+            beta2=settings.adam_beta2,
+            epsilon=settings.adam_epsilon,
         ),
         student_resident=run.recipe.student_resident,
         max_length=run.task.max_length,

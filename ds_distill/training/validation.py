@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.scores import metric_values
@@ -13,15 +14,11 @@ from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import metric_of
 from ds_distill.run.run import Run
 
-BATCH = 64
-"""Examples per rank and forward pass."""
-
 
 @dataclass(frozen=True)
 class Validation:
     """The choosing examples of a training, and how to score its student on them."""
 
-    split: str
     examples: int
     metric: MetricClass
     """The task's, which chooses the epoch."""
@@ -32,7 +29,8 @@ class Validation:
 
 def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation | None:
     """The examples by which a training chooses its epoch: those of the validation split that no
-    expertise phase of the recipe fits on. None without such a split.
+    expertise phase of the recipe fits on. None without such a split, and where it has no labels,
+    which only `keep: last` can do without.
 
     starts: where the engine's students come from, by their names there.
     """
@@ -43,6 +41,8 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
     fitted = {split: run.data.examples(split).groups for split in splits}
     chosen = choosing_part(every.strata, every.groups, fitted, run.recipe.seed)
     examples = every.at(chosen)
+    if run.task.has_labels and not examples.labelled.any():
+        return None
     tables = {
         name: run.data.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)
         for name, reference in starts.items()
@@ -51,8 +51,8 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
     words = run.kind.hidden_words(run.data, examples, tables, [*starts.values()])
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
-        predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)
-        predictions = run.kind.with_words(engine, words, predictions, BATCH)
+        predictions = run.kind.predict(engine, collate, examples, list(starts), PADDED_BATCH)
+        predictions = run.kind.with_words(engine, words, predictions, PADDED_BATCH)
         # By one rank: all must choose the same epoch.
         return run.world.from_main(
             lambda: {
@@ -61,4 +61,4 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
             }
         )
 
-    return Validation(CHOOSING_SPLIT, len(examples), metric_of(run.task), score)
+    return Validation(len(examples), metric_of(run.task), score)

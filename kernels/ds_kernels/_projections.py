@@ -13,17 +13,18 @@ from torch import Tensor
 
 from ._shared import FLOATS, use_triton
 
-# Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
-# chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
-_LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
-_KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
+# Bytes of float32 logits (both models) alive at a time, and of stored derivatives; ds_distill plans
+# with them. Every further chunk reads both weights again, so on a GPU a chunk is a thousand rows or
+# more.
+LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
+KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
 _ALIGN = 16  # columns of a buffer: its rows stay 16-byte aligned, which V itself does not give
 _BLOCK = 4096
 
 
 def chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
     """Where each of the chunks of rows begins and ends, all about as long."""
-    budget = _LOGIT_BYTES.get(device.type, _LOGIT_BYTES["cpu"])
+    budget = LOGIT_BYTES.get(device.type, LOGIT_BYTES["cpu"])
     count = -(-num_rows // max(1, budget // (8 * width)))
     for i in range(count):
         yield i * num_rows // count, (i + 1) * num_rows // count
@@ -31,7 +32,7 @@ def chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 def keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
     """Whether derivatives [num_rows, width] of the dtype of `hidden` fit the budget."""
-    budget = _KEEP_BYTES.get(hidden.device.type, _KEEP_BYTES["cpu"])
+    budget = KEEP_BYTES.get(hidden.device.type, KEEP_BYTES["cpu"])
     return num_rows * width * hidden.element_size() <= budget
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._divergences import KL, MSE, reference_elements, reference_softmax
-from ._shared import above_tolerance, accumulator, hinge
+from ._shared import above_tolerance, accumulator, hinge, row_indices
 
 _REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
 
@@ -66,12 +66,10 @@ def reference_forward(
         return _divergence(student, teacher, *options)[:2]
     losses = torch.zeros(num_rows, dtype=acc, device=student.device)
     stats = torch.zeros(5, num_rows, dtype=acc, device=student.device)
-    if rows is not None and rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
     chunks = (
         [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
         if rows is None
-        else rows.split(size)
+        else row_indices(rows, num_rows, student.device).split(size)
     )
     for chunk in chunks:
         losses[chunk], stats[:, chunk], derivative = _divergence(

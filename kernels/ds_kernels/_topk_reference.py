@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._divergences import reference_relative_entropy
-from ._shared import above_tolerance, accumulator, hinge
+from ._shared import above_tolerance, accumulator, hinge, row_indices
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -46,11 +46,8 @@ def reference_forward(
     num_rows, width = student.shape
     losses = torch.zeros(num_rows, dtype=acc, device=student.device)
     stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
-    if rows is None:
-        rows = torch.arange(num_rows, device=student.device)
-    elif rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
-    for chunk in rows.split(max(1, _REFERENCE_ELEMENTS // width)):
+    counted = row_indices(rows, num_rows, student.device)
+    for chunk in counted.split(max(1, _REFERENCE_ELEMENTS // width)):
         x = student[chunk].to(acc) * inverse_t
         columns = ids[chunk].long()
         _check_distinct(columns, chunk)

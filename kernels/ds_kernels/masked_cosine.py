@@ -23,13 +23,27 @@ from ._shared import (
     on_its_device,
     reduce_rows,
     refuse_transforms,
+    row_indices,
     row_stride,
     target_options,
     tl,
     use_triton,
     warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
+from ._tiles import (
+    LISTED,
+    counted_row,
+    granule,
+    granules,
+    load,
+    programs,
+    row_tile,
+    span,
+    store,
+    store_zeros,
+    tiles,
+    walk,
+)
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -49,17 +63,12 @@ def _forward_kernel(
     D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, keep = counted_row(rows, num_rows, ROWS)
     layer = tl.program_id(1)
     scale_s = tl.zeros([], ACC)
     scale_t = tl.zeros([], ACC)
     distance = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
-    keep = True
-    if ROWS == 1:  # a mask
-        keep = tl.load(rows + row) != 0
-    elif ROWS == 2:  # indices
-        row = tl.load(rows + row)
     if keep:
         base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
         student = _select(students, layer, LAYERS) + base
@@ -92,12 +101,13 @@ def _forward_kernel(
         distance = tl.where((square_s == 0) | (square_t == 0), 1.0, distance)
         loss = distance * weight
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
+    inside = keep | (ROWS != LISTED)
     row += layer * num_rows
     total = num_rows * LAYERS
-    tl.store(losses + row, loss)
-    tl.store(stats + row, scale_s)
-    tl.store(stats + total + row, scale_t)
-    tl.store(stats + 2 * total + row, distance)
+    tl.store(losses + row, loss, mask=inside)
+    tl.store(stats + row, scale_s, mask=inside)
+    tl.store(stats + total + row, scale_t, mask=inside)
+    tl.store(stats + 2 * total + row, distance, mask=inside)
 
 
 @jit
@@ -145,11 +155,8 @@ def _reference_forward(
     num_rows, width = students[0].shape
     losses = torch.zeros(len(students), num_rows, dtype=acc, device=students[0].device)
     stats = torch.zeros(3, len(students), num_rows, dtype=acc, device=students[0].device)
-    if rows is None:
-        rows = torch.arange(num_rows, device=students[0].device)
-    elif rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
-    for chunk in rows.split(max(1, _REFERENCE_ELEMENTS // width)):
+    counted = row_indices(rows, num_rows, students[0].device)
+    for chunk in counted.split(max(1, _REFERENCE_ELEMENTS // width)):
         for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
             s, t = student[chunk].to(acc), teacher[chunk].to(acc)
             square_s, square_t = s.square().sum(-1), t.square().sum(-1)
@@ -197,22 +204,21 @@ def _forward(
         return _reference_forward(students, teachers, rows, weight, tolerance)
     acc = accumulator(*students, *teachers)
     num_rows, width = students[0].shape
-    indices = rows is not None and rows.dtype == torch.int64
-    # With indices one program runs for each, and what is not among them stays 0.
-    losses = (torch.zeros if indices else torch.empty)(
+    number, kind = programs(rows, num_rows)
+    listed = rows is not None and rows.dtype != torch.bool  # what is not among these stays 0
+    losses = (torch.zeros if listed else torch.empty)(
         len(students), num_rows, dtype=acc, device=students[0].device
     )
     stats = torch.empty(3, len(students), num_rows, dtype=acc, device=students[0].device)
     columns = granule(*students, *teachers)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
-    programs = num_rows if rows is None or not indices else rows.shape[0]
-    if programs:
-        _forward_kernel[(programs, len(students))](
+    if number:
+        _forward_kernel[(number, len(students))](
             tuple(students), tuple(teachers), losses if rows is None else rows,
             losses, stats, students[0].stride(0), teachers[0].stride(0),
             num_rows, weight, tolerance,
             D=width, **walk(students[0], columns, block), LAYERS=len(students),
-            ROWS=0 if rows is None else 1 + indices, num_warps=warps, **target_options(acc),
+            ROWS=kind, num_warps=warps, **target_options(acc),
         )  # fmt: skip
     return losses, stats
 

@@ -24,22 +24,9 @@ from ._shared import (
     row_stride,
 )
 
-
-def _forward(
-    student: Tensor,
-    teacher: Tensor,
-    rows: Tensor | None,
-    temperature: float,
-    weight: float,
-    tolerance: float,
-    divergence: int,
-) -> tuple[Tensor, Tensor]:
-    return forward_rows(student, teacher, rows, temperature, weight, tolerance, divergence)
-
-
 _forward_op = torch.library.custom_op(
     "ds_kernels::masked_kl",
-    _forward,
+    forward_rows,
     mutates_args=(),
     schema="(Tensor student, Tensor teacher, Tensor? rows, float temperature, float weight, "
     "float tolerance, int divergence) -> (Tensor, Tensor)",
@@ -108,7 +95,8 @@ class _Plain(torch.autograd.Function):
         log_q, log_p = student.log_softmax(-1, dtype=acc), teacher.log_softmax(-1, dtype=acc)
         q, p = log_q.exp(), log_p.exp()
         x = log_q.sub_(log_p)
-        value = torch.where(p == 0, q, x.expm1().sub_(x).mul_(p))
+        # p (e^x - 1 - x) is q - p - p x: of so small a p it is q, and e^x may not be finite.
+        value = torch.where(p < 1e-35, q, x.expm1().sub_(x).mul_(p))
         losses = value.sum(-1).mul_(weight * temperature * temperature)
         losses = losses.sub_(tolerance).clamp_(min=0)  # NaN stays
         if keep is not None:  # rows that are not counted may hold NaN

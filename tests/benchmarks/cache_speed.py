@@ -27,7 +27,7 @@ from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import Worker
+from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.caching.build import claims, write_blocks
 from ds_distill.caching.missing import Missing
 from ds_distill.data.batches import Collator, Examples
@@ -85,7 +85,7 @@ def fill(
     teachers: dict[str, Any] = {"teacher": ({}, schema)}
     worker = join(path, plan, teachers)
     writers = [
-        ShardWriter(path, plan, "teacher", schema, worker.writer_name(rank))
+        ShardWriter(path, plan, "teacher", schema, writer_name(worker.number, rank))
         for rank in range(ranks)
     ]
     for at, (_, part) in enumerate(plan.blocks):
@@ -228,7 +228,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
         number += 1
         path = folder / f"built-{number}"
         worker = join(path, plan, teachers)
-        writer = ShardWriter(path, plan, "teacher", schema, worker.writer_name(0))
+        writer = ShardWriter(path, plan, "teacher", schema, writer_name(worker.number, 0))
         claim = claims(world, worker, "teacher")
         write_blocks(
             engine, writer, claim, "teacher", schema, plan, missing, batch, lambda done: None

@@ -26,7 +26,7 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
 
     from ds_distill.distributions import VocabularyHead
     from ds_distill.losses import CrossEntropy
-    from ds_distill.run.profiler import resident_peak
+    from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
     from ds_distill.types import Batch, Signals
 
     torch.set_num_threads(2)
@@ -51,7 +51,7 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
     step(features[:8], small)  # what the first call imports and allocates, gradients too
     for trained in (decoder.weight, decoder.bias, features):
         trained.grad = torch.ones_like(trained)  # all of its pages
-    resident_peak()
+    forget_resident_peak()
     before = resident_peak() or 0
     step(features, batch)
     peak = (resident_peak() or 0) - before

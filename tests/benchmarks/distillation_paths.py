@@ -33,7 +33,6 @@ from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, load_model
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
@@ -194,7 +193,7 @@ def packs(setting: Setting, name: str, world: World) -> bool:
     """Whether a run of ours would ask a teacher without padding."""
     if world.device.type != "cuda" or setting.dtype is not torch.bfloat16:
         return False
-    return packed_backend(setting.teachers[name], world.device) is not None
+    return packed_backend(setting.teachers[name], world.device, half=True) is not None
 
 
 def model_of(
@@ -307,7 +306,7 @@ def _ours(
     losses = losses_of({"kl": {"temperature": TEMPERATURE}})
     router = None
     if setting.task == "classification":  # one teacher's words are the target as they are
-        router = Router(routing_of(policy="average"), temperature=TEMPERATURE)
+        router = Router("average", temperature=TEMPERATURE)
     terms = build_terms(losses, TermInputs(student.config.hidden_size))
     bundle = Bundle(student, teachers, terms, router)
     engine = Engine(bundle, setting.deepspeed, world, optimizer_settings(setting))

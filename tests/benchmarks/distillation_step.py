@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from distillation_paths import (
     make_batch,
     prepare,
 )
+from rank_memory import peak_bytes
 
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
@@ -144,14 +144,6 @@ def largest_batch(
         except Exception as error:
             return {"largest_batch": setting.batch * repeats, "stopped_by": first_line(error)}
         repeats *= 2
-
-
-def peak_bytes(world: World) -> int:
-    """The device's memory at its fullest during the steps; on CPU the process's, over all its
-    life."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ def measure(
 
     from ds_distill.distributions import VocabularyHead
     from ds_distill.losses import KL, Cosine, CrossEntropy
-    from ds_distill.run.profiler import resident_peak
+    from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
     from ds_distill.types import Batch, Signals
 
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def measure(
     step(8, 4)  # what the first call imports and allocates, gradients too
     for trained in (own.weight, own.bias, features):
         trained.grad = torch.ones_like(trained)  # all of its pages
-    resident_peak()
+    forget_resident_peak()
     before = resident_peak() or 0
     begin = time.perf_counter()
     step(rows, labelled)

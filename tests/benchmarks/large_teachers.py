@@ -13,7 +13,6 @@ without padding, and on CPU ranks with DS_ACCELERATOR=cpu.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from planned_step import planned_steps
+from rank_memory import held_bytes, peak_bytes
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -33,7 +33,7 @@ from transformers import (
 
 from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.placement import held_bytes, sharded_loading
+from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.files import write_json
@@ -42,7 +42,6 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.planning.gpus import measured_cpu, own_gpu
 from ds_distill.process.timers import Timers, timing
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
@@ -107,7 +106,9 @@ def distil(
     student = AutoModelForSequenceClassification.from_config(DistilBertConfig(num_labels=CLASSES))
     backends = {}
     if world.device.type == "cuda" and model_dtype(config) == torch.bfloat16:
-        backends = {name: packed_backend(large, world.device) for name, large in larges.items()}
+        backends = {
+            name: packed_backend(large, world.device, half=True) for name, large in larges.items()
+        }
     packed = [name for name, backend in backends.items() if backend is not None]
     started = time.perf_counter()
     with sharded_loading(config), no_chatter():
@@ -122,7 +123,7 @@ def distil(
     loading = time.perf_counter() - started
     losses = losses_of({"kl": {"temperature": 2.0}})
     terms = build_terms(losses, TermInputs(768))
-    bundle = Bundle(student, teachers, terms, Router(routing_of(policy="average")))
+    bundle = Bundle(student, teachers, terms, Router("average"))
     engine = Engine(bundle, config, world, OptimizerSettings(5e-5, 0.01, 10, 1))
     steps: list[dict[str, float]] = []
     parts: dict[str, float] = {}
@@ -178,7 +179,7 @@ def _held_by_ranks(
     """Bytes that each rank holds of the models, and its largest memory so far."""
     held = torch.zeros(world.size, len(teachers) + 2, dtype=torch.float64)
     held[world.rank] = torch.tensor(
-        [*map(held_bytes, teachers.values()), held_bytes(student), _peak_bytes(world)],
+        [*map(held_bytes, teachers.values()), held_bytes(student), peak_bytes(world)],
         dtype=torch.float64,
     )
     held = world.sum(held.to(world.device)).cpu().long()
@@ -216,13 +217,6 @@ def _batch(size: int, length: int, seed: int, packed: Collection[str]) -> Batch:
 
 def _numel(model: torch.nn.Module) -> int:
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-
-
-def _peak_bytes(world: World) -> int:
-    """Largest memory of this rank so far: the device's, or on CPU the process's."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -68,9 +68,9 @@ def compare(config: PreTrainedConfig, ids: list[np.ndarray], world: World) -> di
     for name in last:  # its weight and bias
         weights[name] *= scale
     exact = predict(bf16=False, packed=False)
-    rows = {}
+    rows, backend = {}, packed_backend(config, world.device, half=True)
     for path, packed in (("packed bf16", True), ("padded bf16", False)):
-        if packed and packed_backend(config, world.device) is None:
+        if packed and backend is None:
             continue
         outputs = predict(bf16=True, packed=packed)
         kl = F.kl_div(
@@ -85,7 +85,7 @@ def compare(config: PreTrainedConfig, ids: list[np.ndarray], world: World) -> di
         }
     entropy = torch.distributions.Categorical(logits=exact).entropy().mean()
     return {
-        "backend": packed_backend(config, world.device),
+        "backend": backend,
         "entropy": round(float(entropy), 3),
         "paths": rows,
     }

@@ -129,9 +129,11 @@ def measure(
             for path, attention in (("plain", None), ("packed", packed_attention(config)))
         }
     models["packed"].load_state_dict(models["plain"].state_dict())
-    name = "zero0_bf16" if dtype == torch.bfloat16 else "zero0_fp32"
+    half = dtype == torch.bfloat16
+    name = "zero0_bf16" if half else "zero0_fp32"
+    backend = packed_backend(config, world.device, half=half)
     for path, model in (("padded", "plain"), ("packed", "packed")):
-        if path == "packed" and packed_backend(config, world.device) is None:
+        if path == "packed" and backend is None:
             continue
         bundle = Bundle(None, {"teacher": models[model]})
         engines[path] = Engine(bundle, deepspeed_config(name, None, 1), world)
@@ -162,7 +164,7 @@ def measure(
             "of_plain_range": [round(float(ratios.min()), 2), round(float(ratios.max()), 2)],
             "largest_logit_difference": float((outputs[path] - outputs["plain"]).abs().max()),
         }
-    return {"backend": packed_backend(config, world.device), "gflops": flops / 1e9, "paths": rows}
+    return {"backend": backend, "gflops": flops / 1e9, "paths": rows}
 
 
 def dtype_of(device: torch.device) -> torch.dtype:

@@ -47,7 +47,6 @@ def measure(output: Path) -> None:
     from ds_distill.losses import TermInputs, build_terms
     from ds_distill.models.bundle import Bundle
     from ds_distill.planning.models import shipped_configs
-    from ds_distill.recipe.policies import routing_of
     from ds_distill.recipe.terms import losses_of
     from ds_distill.recipe.training import Training
     from ds_distill.routing import Router
@@ -82,7 +81,7 @@ def measure(output: Path) -> None:
         with sharded_loading(config), no_chatter():
             teachers = {name: model(TEACHER) for name in TEACHERS} if live else {}
         terms = build_terms(losses_of({"kl": {}}), TermInputs(128))
-        router = Router(routing_of(policy="average"))
+        router = Router("average")
         settings = OptimizerSettings(1e-4, 0.01, 100, 1)
         engine = Engine(Bundle(model(STUDENT), teachers, terms, router), config, world, settings)
         seconds[way] = []

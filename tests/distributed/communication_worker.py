@@ -19,7 +19,6 @@ from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
@@ -62,7 +61,7 @@ def logged(folder: Path, case: dict[str, Any]) -> dict[str, dict[int, int]]:
                 for name in TEACHERS
             }
     terms = build_terms(losses_of({"kl": {}}), TermInputs(student_config.hidden_size))
-    bundle = Bundle(student, teachers, terms, Router(routing_of(policy="average")))
+    bundle = Bundle(student, teachers, terms, Router("average"))
     settings = OptimizerSettings(1e-4, 0.01, 10, 1)
     engine = Engine(bundle, config, world, settings, student_resident=case["resident"])
     for _ in range(2):  # DeepSpeed's prefetch follows what it has seen

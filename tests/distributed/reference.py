@@ -31,6 +31,7 @@ GROWN = 70
 LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6
 """The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth."""
 WEIGHT_DECAY = 1.0
+BETA2, EPSILON = 0.9, 1e-3
 """A hundred times the usual, so that four steps without it end at other weights."""
 MAX_GRAD_NORM = {
     "classification": 4.9,
@@ -349,6 +350,8 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ],
         lr=LEARNING_RATE,
+        betas=(0.9, BETA2),
+        eps=EPSILON,
     )
     losses, gradients, norms = [], {}, []
     for step in range(STEPS):

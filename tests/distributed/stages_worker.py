@@ -1,10 +1,11 @@
-"""Run by each rank of a launch: every scenario, results to a JSON file (rank 0).
+"""Run by each rank of a launch: the scenarios that it names, results to a JSON file (rank 0).
 
 Several engines in one process, because starting the ranks costs more than the scenarios.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_grad
+from rank_memory import held_bytes
 from reference import (
+    BETA2,
+    EPSILON,
     LEARNING_RATE,
     MICRO_BATCHES,
     PARTIAL,
@@ -38,13 +42,12 @@ from transformers import AutoConfig
 
 from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.placement import held_bytes, sharded_loading
+from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.losses import logits
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.packed import packed_attention
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate
@@ -55,7 +58,7 @@ world = World.start()
 results: dict[str, Any] = {}
 kept_logits = logits.LOGIT_BYTES["cpu"]
 chosen = sys.argv[2:]
-"""Names of scenarios; all where none is given."""
+"""Names of scenarios."""
 
 
 def known_experts() -> Fitted:
@@ -89,11 +92,11 @@ def build(
             name: LabelMap(tuple(map(tuple, known.values())), tuple(known))
             for name, known in PARTIAL.items()
         }
-        router = Router(routing_of("average", mix="losses"), temperature=2.0)
+        router = Router({"policy": "average", "mix": "losses"}, temperature=2.0)
         return Bundle(student, teachers, terms, router, label_maps=maps)
     if len(teachers) > 1:
         router = Router(
-            routing_of(policy),
+            policy,
             temperature=2.0,
             fitted=known_experts() if policy == "expertise" else None,
         )
@@ -111,13 +114,9 @@ def run(
     resident: bool = True,
     packed: bool = False,
     save: bool = False,
-    further: bool = False,
 ) -> None:
-    """Train STEPS steps; keep losses, gradients of the first step and final weights.
-
-    further: only where its name is given.
-    """
-    if name not in chosen and (chosen or further):
+    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+    if name not in chosen:
         return
     # A grown student's are as many as a large vocabulary has: none is kept.
     logits.LOGIT_BYTES["cpu"] = 1 if batches == "grown" else kept_logits
@@ -132,7 +131,7 @@ def run(
         bundle,
         config,
         world,
-        OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS),
+        OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS, BETA2, EPSILON),
         student_resident=resident,
     )
     before = teacher_bits(bundle)
@@ -238,6 +237,8 @@ def look_into_checkpoint(engine: Engine, folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
+    # Stage 3 collects garbage for each engine, and would go over all that the libraries hold.
+    gc.freeze()
     if world.is_main:
         for task in ("classification", "other families", "masked-lm"):
             for name in teacher_names(task):
@@ -277,21 +278,21 @@ def main(folder: Path) -> None:
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)
     for stage in range(4):
         name, config = f"attention_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="attention", further=True)
+        run(name, "masked-lm", folder, config, batches="attention")
     run(
         "attention_sharded_student", "masked-lm", folder, "zero3_fp32", batches="attention",
         resident=False,
     )  # fmt: skip
     for stage in range(4):
         name, config = f"grown_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="grown", further=True)
+        run(name, "masked-lm", folder, config, batches="grown")
     run(
         "grown_sharded_student", "masked-lm", folder, "zero3_fp32", batches="grown",
         resident=False,
     )  # fmt: skip
     for stage in (1, 3):
         name, config = f"tokens_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="tokens", further=True)
+        run(name, "masked-lm", folder, config, batches="tokens")
     run("packed tokens", "masked-lm", folder, "zero3_fp32", batches="tokens", packed=True)
     for task in ("other families", "masked-lm"):
         run(f"packed {task}", task, folder, "zero3_fp32", packed=True)

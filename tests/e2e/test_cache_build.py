@@ -25,6 +25,8 @@ from toys import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
 
 from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader
+from ds_distill.cli import app
+from ds_distill.errors import UserError
 
 EXAMPLES = 3200
 BLOCKS = 2 * 13  # of 256 examples, for each teacher
@@ -272,20 +274,23 @@ def test_four_workers_with_kills_and_a_late_one(workers, whole, tmp_path):
 
 
 def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
-    settings, toy_settings, ds_distill, tmp_path
+    settings, toy_settings, in_this_process, monkeypatch, tmp_path
 ):
-    for made, message in (
-        (settings, "phases.cache.folder is not set"),
-        (toy_settings, "comes before the cache, and each worker would run it again"),
-    ):
+    def refused(made, *more):
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
-        done = ds_distill("cache", "build", tmp_path / "recipe.yaml", "--worker")
-        assert done.returncode == 2 and message in done.stderr, done.stderr
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    more = ["--worker", f"phases.cache.folder={tmp_path / 'shared'}"]
-    done = ds_distill("cache", "build", tmp_path / "recipe.yaml", *more, env=rank)
-    assert done.returncode == 2 and "name it by --folder" in done.stderr, done.stderr
+        command = ["cache", "build", str(tmp_path / "recipe.yaml"), "--worker", *more]
+        with pytest.raises(UserError) as refusal:
+            app(command, standalone_mode=False)
+        return str(refusal.value)
+
+    assert "phases.cache.folder is not set" in refused(settings)
+    message = "comes before the cache, and each worker would run it again"
+    assert message in refused(toy_settings)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    shared = f"phases.cache.folder={tmp_path / 'shared'}"
+    assert "name it by --folder" in refused(settings, shared)
+    assert not (tmp_path / "shared").exists()
 
 
 @pytest.mark.slow

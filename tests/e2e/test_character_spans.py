@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from runs import (
-    alone_and_on_two_ranks,
     check_same_losses_on_two_ranks,
     evaluation,
     losses,
@@ -104,13 +103,6 @@ def settings(
 @pytest.fixture(scope="module")
 def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_here(settings, tmp_path_factory.mktemp("character-spans"))
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
+from runs import results
 from typer.testing import CliRunner
 
 from ds_distill import __version__
@@ -138,10 +139,6 @@ def finished(
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in here.iterdir()) == ["runs", "toy.yaml"]
     return here / "runs" / "toy"
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def test_a_run_leaves_what_is_promised(finished, toy_settings):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from runs import (
-    alone_and_on_two_ranks,
     check_same_losses_on_two_ranks,
     evaluation,
     losses,
@@ -85,13 +84,6 @@ def settings(
 @pytest.fixture(scope="module")
 def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_here(settings, tmp_path_factory.mktemp("extractive-qa"))
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
@@ -173,5 +165,5 @@ def test_the_lines_of_the_model_card_and_predict_answer_a_question(
     context = "the day " * 60 + "tiger again"
     [found] = predict(run, [("we saw", context)])
     assert load_predictor(run).overlap == settings["task"]["stride"] == 8
-    best = found["answers"][0]
+    best = found["candidates"][0]
     assert "tiger" in found["predicted"] == context[best["start"] : best["end"]]

@@ -80,14 +80,14 @@ def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "student" / "model.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.further
 def test_losses_are_those_of_fp32(run, computes_fp16):
+    """Of whole runs; test_stages compares those of an engine."""
     half, full = run("half", "zero3_fp16"), run("full", "zero3_fp32")
     for ours, theirs in zip(steps_of(half), steps_of(full), strict=True):
         assert (ours["loss_scale"], ours["skipped"]) == (2.0**16, 0)
         assert "loss_scale" not in theirs
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=5e-3)
-    shipped = load_file(half / "student" / "model.safetensors")
-    assert {weight.dtype for weight in shipped.values()} == {torch.float32}
 
 
 def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_fp16, monkeypatch):
@@ -137,16 +137,23 @@ def test_a_training_that_only_skips_ends_with_advice(run, computes_fp16, setting
 
 
 def test_a_teacher_too_large_for_fp16_is_named(run, computes_fp16, toy_settings, tmp_path):
+    """Beside one that is not, whose student is trained in fp16 and shipped in fp32."""
     model = toy_settings["student"]["model"]
     teacher = load_model(CLASSIFIER, model, ["animal", "food", "weather"], new_head=True)
-    with torch.no_grad():
-        teacher.classifier.weight.mul_(1e7)
-    teacher.save_pretrained(tmp_path / "large")
-    load_tokenizer(model).save_pretrained(tmp_path / "large")
-    teachers = {"large": {"model": str(tmp_path / "large")}}
-    assert steps_of(run("fits", "zero1_fp32", teachers=teachers))
+    for name, factor in (("usual", 1.0), ("large", 1e7)):
+        with torch.no_grad():
+            teacher.classifier.weight.mul_(factor)
+        teacher.save_pretrained(tmp_path / name)
+        load_tokenizer(model).save_pretrained(tmp_path / name)
+    usual, large = ({name: {"model": str(tmp_path / name)}} for name in ("usual", "large"))
+    half = run("half", "zero3_fp16", teachers=usual)
+    assert {(one["loss_scale"], one["skipped"]) for one in steps_of(half)} == {(2.0**16, 0)}
+    shipped = load_file(half / "student" / "model.safetensors")
+    assert {weight.dtype for weight in shipped.values()} == {torch.float32}
+    full = steps_of(run("fits", "zero1_fp32", teachers=large))
+    assert full and not any("loss_scale" in one for one in full)
     with pytest.raises(UserError, match=r"teachers.large: .*In fp16 .*65,504.*bf16 or fp32"):
-        run("too-large", "zero1_fp16", teachers=teachers)
+        run("too-large", "zero1_fp16", teachers=large)
 
 
 def test_a_device_without_fp16_and_stage_0_are_refused(run):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from runs import results
 from transformers import pipeline
 
 pytestmark = pytest.mark.further
@@ -30,11 +31,6 @@ def runs(
         done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
         assert done.returncode == 0, done.stdout + done.stderr
     return {ranks: root / str(ranks) for ranks in commands}
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
 
 
 def losses(folder: Path) -> list[tuple[str, int, float, float]]:

@@ -106,41 +106,33 @@ def test_all_that_is_written_for_people_names_it(finished: Path, results: Any) -
     assert "## Micro F1 on test" in card and "name: Micro F1" in card
 
 
-@pytest.mark.parametrize(
-    ("phase", "where"),
-    [
-        ({"evaluate": {"split": "test"}}, "phase evaluate, split test"),
-        ({"fine-tune": {"models": "student", "epochs": 1}}, "phase fine-tune, split validation"),
-        ({"expertise": {"split": "routing"}}, "phase expertise, split routing"),
-    ],
-)
+@pytest.mark.parametrize("part", [False, True])
 def test_an_auc_without_a_value_names_phase_and_split(
-    phase: dict[str, Any],
-    where: str,
-    toy_settings: dict[str, Any],
-    toy_task: Path,
-    tmp_path: Path,
-    ds_distill: Any,
+    part: bool, toy_settings: dict[str, Any], toy_task: Path, tmp_path: Path, ds_distill: Any
 ) -> None:
-    """Of examples of one class alone."""
-    rows = (toy_task / "train.jsonl").read_text().splitlines()
-    (tmp_path / "train.jsonl").write_text("\n".join(rows))
-    food = [row for row in rows if json.loads(row)["label"] == "food"]
-    for split in ("validation", "routing", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(food))
+    """Of a split of one class alone before anything runs; of the part of it that chooses, when the
+    training meets it: here one group holds a class whole, and the other part fits the routing."""
+    rows = [json.loads(row) for row in (toy_task / "train.jsonl").read_text().splitlines()]
+    by_text = {row["text"]: {**row, "of": f"of {row['text']}"} for row in rows}
+    food = [{**row, "of": "one"} for row in by_text.values() if row["label"] == "food"]
+    animals = [row for row in by_text.values() if row["label"] == "animal"][:20]
+    for split, some in {"train": [*by_text.values()], "validation": food + animals * part}.items():
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     teacher = {"model": str(make_toy_classifier(tmp_path / "teacher"))}
     task = {
-        "data": {
-            "path": str(tmp_path),
-            "splits": {name: name for name in ("train", "validation", "routing", "test")},
-        },
+        "data": {"path": str(tmp_path), "columns": {"group": "of"}},
         "labels": TOY_LABELS,
         "metric": {"name": "auc", "positive": "food"},
         "max_length": 32,
     }
-    settings = {**toy_settings, "task": task, "teachers": {"one": teacher}, "phases": [phase]}
+    phases = [{"expertise": {}}] * part + [{"fine-tune": {"models": "student", "epochs": 1}}]
+    settings = {**toy_settings, "task": task, "teachers": {"one": teacher}, "phases": phases}
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=tmp_path)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"{where}: metric auc has no value on these" in said
+    if part:
+        assert "phase fine-tune, split validation: metric auc has no value on these 10" in said
+    else:
+        assert "phases.fine-tune: metric auc has no value on split 'validation'" in said
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()

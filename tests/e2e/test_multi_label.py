@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, losses, run_here
+from runs import check_same_losses_on_two_ranks, losses, results, run_here
 from transformers import AutoModelForSequenceClassification
 
 from ds_distill.routing.multi_label import FittedByLabel, load_fitted
@@ -94,18 +94,6 @@ def settings(
 @pytest.fixture(scope="module")
 def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_here(settings, tmp_path_factory.mktemp("multi-label"))
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
 
 
 def test_the_table_names_the_expert_of_each_label(run: Path) -> None:

@@ -16,6 +16,8 @@ import yaml
 from processes import left_of
 from ranks import Ranks
 from runs import steps
+from toys import break_word, make_toy_classifier
+from transformers import BertForSequenceClassification
 
 from ds_distill.process.failures import first_failure
 
@@ -155,6 +157,22 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert code in (1, -SIGSEGV) and "ds-distill:" not in errors, errors
 
 
+@pytest.mark.further
+def test_a_host_that_sees_files_late(
+    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """All ranks go on from the checkpoint that rank 0 sees, and build the cache that it begins."""
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    options = ["training.epochs=2", "training.save_every=4", "logging.every=1"]
+    ranks = Ranks(recipe, command_environment, *options, "timeout_minutes=2")
+    folder = tmp_path / "run"
+    assert [code for code, *_ in results(ranks.start(folder, plant="fail:1:9"), 300)] == [1, 1]
+    found = results(ranks.start(folder, "--resume", plant="late:1:0"), 400)
+    assert [code for code, *_ in found] == [0, 0], found
+    assert "first: continues at step" in found[0][1]
+
+
 def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) -> None:
     """The other one ends at once and names it."""
     started[number].send_signal(SIGKILL)
@@ -166,6 +184,43 @@ def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) ->
     assert "Traceback" not in errors
     failure = first_failure(folder)
     assert failure is not None and failure.rank == number
+
+
+def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
+    """A host whose file system still shows what was there before an edit: each rank would train by
+    its own rate, and the weights of stage 0 drift apart without a word."""
+    folder = tmp_path / "run"
+    unlike = ["phases.teach-first.learning_rate=0.5", "deepspeed=zero3_bf16"]
+    first, second = results(ranks.start(folder, rank_options={1: unlike}), 300)
+    assert (first[0], second[0]) == (2, 2), (first, second)
+    line = last(second[2])
+    assert line.startswith(f"ds-distill: rank 1 on {HOST}: its recipe differs from rank 0's in ")
+    assert "phases.0.fine-tune.learning_rate (0.5, there 0.0" in line, line
+    assert "deepspeed.bf16.enabled (True, there " in line, line
+    assert "Traceback" not in first[2] + second[2]
+    assert not (folder / "recipe.yaml").exists()
+
+
+@pytest.mark.further
+def test_a_rank_that_reads_another_teacher_is_refused(
+    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A hub cache of its host's own, or a copy: half of a cache would be another teacher's."""
+    hosts = {rank: tmp_path / f"host-{rank}" for rank in (0, 1)}
+    for host in hosts.values():
+        make_toy_classifier(host / "teacher")
+    break_word(hosts[1] / "teacher", BertForSequenceClassification, "snow")
+    teachers = {**toy_settings["teachers"], "first": {"model": "/proc/self/cwd/teacher"}}
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(yaml.safe_dump({**toy_settings, "teachers": teachers}, sort_keys=False))
+    ranks = Ranks(recipe, command_environment, "timeout_minutes=1")
+    folder = tmp_path / "run"
+    first, second = results(ranks.start(folder, rank_folders=hosts), 300)
+    assert (first[0], second[0]) == (2, 2), (first, second)
+    line = last(second[2])
+    start = f"ds-distill: rank 1 on {HOST}: it has read another file than rank 0 for "
+    assert line.startswith(f"{start}teachers.first.model ("), line
+    assert not (folder / "recipe.yaml").exists()
 
 
 def test_a_killed_rank_is_named_at_once(ranks, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, losses
+from runs import check_same_losses_on_two_ranks, losses
 from scipy import stats
 from transformers import AutoModelForSequenceClassification, pipeline
 from typer.testing import CliRunner
@@ -86,13 +86,6 @@ def run(
     assert done.returncode == 0, done.stdout + done.stderr
     (root / "one.txt").write_text(done.stdout)
     return root / "one"
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ranks import run_ranks
+from runs import results
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 
@@ -68,11 +69,6 @@ def folders(
     assert done.returncode == 0, done.stdout + done.stderr
     run_ranks(["rank.py"], 2, command_environment, root)
     return {name: root / name for name in (ONE_RANK, *ON_TWO_RANKS)}
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
 
 
 @pytest.mark.further

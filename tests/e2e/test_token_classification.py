@@ -12,7 +12,6 @@ import pytest
 import seqeval.metrics
 import torch
 from runs import (
-    alone_and_on_two_ranks,
     check_same_losses_on_two_ranks,
     evaluation,
     losses,
@@ -66,13 +65,6 @@ def settings(
 @pytest.fixture(scope="module")
 def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_here(settings, tmp_path_factory.mktemp("token-classification"))
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:

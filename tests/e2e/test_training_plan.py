@@ -75,6 +75,21 @@ def trained(folder: Path) -> dict[str, Any]:
     return dict(record)
 
 
+def test_adamw_has_the_values_of_the_recipe(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = Engine.train_step, []
+
+    def looked_at(engine: Engine, *given: Any) -> Any:
+        seen.extend(engine._engine.optimizer.param_groups)
+        return step(engine, *given)
+
+    monkeypatch.setattr(Engine, "train_step", looked_at)
+    own = {"adam_beta2": 0.5, "adam_epsilon": 1e-4, "keep": "last"}
+    run("own", {"fine-tune": {"models": "student", "steps": 1, **own}})
+    assert {(group["betas"], group["eps"]) for group in seen} == {((0.9, 0.5), 1e-4)}
+
+
 def weights(folder: Path) -> list[str]:
     files = sorted((folder / "models").rglob("*.safetensors"))
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
@@ -158,7 +173,7 @@ def test_a_switch_of_terms_with_a_cache(
     reads: list[Any] = []
     read = CacheReader.read
     monkeypatch.setattr(
-        CacheReader, "read", lambda *arguments: reads.append(arguments) or read(*arguments)
+        CacheReader, "read", lambda *given, **named: reads.append(given) or read(*given, **named)
     )
     folder = run("whole", *SWITCH)
     steps = [event for event in events(folder, "train") if event["phase"] == "student"]

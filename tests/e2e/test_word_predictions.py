@@ -203,7 +203,7 @@ def test_each_form_is_read(tmp_path: Path) -> None:
     found = opened(tmp_path, [{"tokens": ["a", "cat"], "logits": logits}])
     assert logits_of(found, ["a", "cat"]).tolist() == logits
     # By ids, in the data a number or a name.
-    by_id = [{"key": "two", "predicted": ["B-food"]}, {"key": "1", "logits": None}]
+    by_id = [{"key": "two", "predicted": ["B-food"]}, {"key": "1", "predicted": None}]
     found = opened(tmp_path, by_id, id="key")
     assert logits_of(found, ["rice"])[0].argmax() == 3 and len(found) == 1
     spans = [{"start": 2, "end": 5, "type": "animal"}]

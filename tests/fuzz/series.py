@@ -57,11 +57,11 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.files import write_json
+from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.terminal import escaped, message
 from ds_distill.recipe import Recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.profiler import resident_peak
 
 SECONDS = 20
 MOST_MIB = 2048
@@ -189,7 +189,7 @@ def series(found: dict[str, Target], cases: int, seed: int, folder: Path) -> dic
     counts: dict[str, Counter[str]] = {name: Counter() for name in found}
     faults: dict[str, str] = {}
     names = list(found)
-    resident_peak()
+    forget_resident_peak()
     before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder
     for number in range(cases):
         name = names[number % len(names)]

@@ -195,6 +195,7 @@ def finished_target(folder: Path, run: Path) -> Target:
     changes: dict[str, Change] = {
         "results.json": changed_json,
         "environment.json": changed_json,
+        "inputs.json": changed_json,
         "metrics.jsonl": changed_lines,
         "phases/00-evaluate.json": changed_json,
         "predictions/00-evaluate.safetensors": lambda content, draw: damaged(content, draw),

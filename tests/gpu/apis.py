@@ -92,7 +92,8 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str | None:
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in names:
         return None
-    return ".".join([names[node.id], *reversed(parts)])
+    name = ".".join([names[node.id], *reversed(parts)])
+    return None if name.startswith("torch.ops.ds_kernels.") else name  # our own
 
 
 def lines(found: dict[str, set[str]]) -> list[str]:

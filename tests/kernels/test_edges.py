@@ -48,8 +48,10 @@ def case_of(op) -> Case:
     return next(case for case in CASES if case.name == op.__name__.removeprefix("masked_"))
 
 
-def test_student_close_to_teacher(device: torch.device) -> None:
+def test_student_close_to_teacher(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """KL about 4e-5 in float32: relative error below 1e-4 where the one-pass form is 28% off."""
+    if INTERPRETED:
+        monkeypatch.setattr(MODULES["_rows"], "row_tile", lambda *sizes: (256, 1))
     torch.manual_seed(0)
     rows, width = (2, 2000) if INTERPRETED else (64, 30522)
     teacher = (torch.randn(rows, width) * 4).to(device)
@@ -150,8 +152,9 @@ def test_logits_far_apart_that_mean_the_same(shift: float, device: torch.device)
     """Subtracted from each other first, they would be rounded to the size of their distance: the
     loss would be off by 1e-5."""
     torch.manual_seed(0)
-    teacher = torch.randn(40, 37, device=device)
-    student = torch.randn(40, 37, device=device) + shift
+    rows = 8 if INTERPRETED else 40
+    teacher = torch.randn(rows, 37, device=device)
+    student = torch.randn(rows, 37, device=device) + shift
     losses, _ = both(ds_kernels.masked_kl, student, teacher)
     exact = kl_rows([student.double()], [teacher.double()], 1.0)
     torch.testing.assert_close(losses.double(), exact, rtol=1e-6, atol=5e-7)
@@ -328,8 +331,8 @@ def test_linear_in_chunks(
     """Several chunks of rows, with kept derivatives and with a second projection; tied head. What
     is not compared may be anything."""
     module = MODULES["_projections"]
-    monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
-    monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
+    monkeypatch.setattr(module, "KEEP_BYTES", {"cpu": keep, "cuda": keep})
+    monkeypatch.setattr(module, "LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
     torch.manual_seed(0)
     ids = torch.randint(37, (7,), device=device)
     table = torch.randn(37, 8, device=device).requires_grad_()
@@ -508,10 +511,12 @@ def test_accuracy_at_any_gap(
 def test_few_logits_in_plain_torch() -> None:
     """What class logits take on a GPU, here on the CPU: the same loss and gradient."""
     torch.manual_seed(0)
-    student, teacher = torch.randn(6, 5), torch.randn(6, 5)
+    student, teacher = torch.randn(9, 5), torch.randn(9, 5)
     teacher[0, 1] = student[0, 1] = -INF
     student[2] = torch.nan
-    mask = torch.tensor([True, True, False, True, True, True])
+    mask = torch.arange(9) != 2
+    # Probabilities that are no normal float32, or none at all: what a file says that names no more.
+    teacher[6:, 1] = torch.tensor([-90.0, -100.0, -105.0])
     plain = MODULES["masked_kl"]._Plain.apply
     for temperature, tolerance in ((1.0, 0.0), (2.0, 0.5)):
         leaf = student.clone().requires_grad_()
@@ -556,7 +561,7 @@ def test_products_in_multiples_of_8_are_the_whole_ones(
 ) -> None:
     """As on a GPU: 37 columns are 32 and 5."""
     module = MODULES["_projections"]
-    monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": budget})
+    monkeypatch.setattr(module, "LOGIT_BYTES", {"cpu": budget})
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 8).to(dtype), torch.randn(37, 8).to(dtype)
     bias, teacher = torch.randn(37).to(dtype), torch.randn(6, 8).to(dtype)

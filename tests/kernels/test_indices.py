@@ -73,8 +73,8 @@ def test_repeated_indices_of_linear_kl_in_chunks(
 ) -> None:
     """A row's copies in several chunks, with kept derivatives and with a second projection."""
     module = MODULES["_projections"]
-    monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
-    monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
+    monkeypatch.setattr(module, "KEEP_BYTES", {"cpu": keep, "cuda": keep})
+    monkeypatch.setattr(module, "LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
     for case in ROW_CASES:
         if case.name.startswith("linear"):
             check_repeats(case, REPEATED, device)
@@ -125,3 +125,14 @@ def test_indices_out_of_range_are_refused(case: Case) -> None:
     for value in (-1, 6):
         with pytest.raises(ValueError, match=r"row indices run from .*; 0 to 5 wanted"):
             case.op(student, teacher, torch.tensor([0, value]))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="of the kernels: the references index tensors")
+def test_a_kernel_touches_no_row_outside() -> None:
+    """A GPU's op asserts it later, where it takes the losses of the list."""
+    student, teacher = torch.randn(2, 6, 8)
+    rows = torch.tensor([1, 1 << 30, -(1 << 30)])
+    kl, _ = torch.ops.ds_kernels.masked_kl(student, teacher, rows, 1.0, 1.0, 0.0, 0)
+    cosine, _ = torch.ops.ds_kernels.masked_cosine([student], [teacher], rows, 1.0, 0.0)
+    for losses in (kl, cosine[0]):
+        assert losses.nonzero().tolist() == [[1]]

@@ -16,8 +16,14 @@ pytest.importorskip("triton", reason="the interpreter needs Triton")
 HERE = Path(__file__).parent
 
 
-LATER = "rows_begin_anywhere or strides or hinge or autocast or nan_in or gradcheck or repeated"
-"""Three quarters of the time, for what the others show of other numbers."""
+LATER = " or ".join(
+    (
+        "(rows_begin_anywhere and not masked_kl-widths4)",
+        *("strides", "hinge", "autocast", "nan_in", "gradcheck", "repeated"),
+        "((above_eager or teacher_equals) and torch.float)",  # bfloat16 stays, and the formula's
+    )
+)
+"""Most of the time, for what the others show of other numbers."""
 
 # Two processes at once: the kernels of attention scores take as long as all others.
 SCORES = "attention or relation"

@@ -36,7 +36,7 @@ def assert_near(ours: list[Tensor | None], theirs: list[Tensor | None], toleranc
 @pytest.fixture(params=[2, 100], ids="chunks of {}".format)
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = 8 * V * request.param
-    monkeypatch.setattr(MODULES["_projections"], "_LOGIT_BYTES", {"cpu": budget, "cuda": budget})
+    monkeypatch.setattr(MODULES["_projections"], "LOGIT_BYTES", {"cpu": budget, "cuda": budget})
 
 
 @pytest.mark.usefixtures("_chunks")

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,11 +33,10 @@ from encoders_judge import judged, weight, windows
 from encoders_recipes import ENCODER, SMOKE, TASKS, Method, Size, methods, recipe, teacher_recipe
 from encoders_tables import MARK, PAGE, RESULTS, tables
 from pages import show
-from papers import environment, refuse_changes
+from papers import environment, refuse_changes, run_recipe
 from transformers import AutoTokenizer
 
 from ds_distill.files import read_json, write_json
-from ds_distill.run.environment import describe_environment
 
 DOCUMENTS = 100
 """Of the test text on which masked-LMs are judged."""
@@ -46,15 +44,10 @@ DOCUMENTS = 100
 
 def run(settings: dict[str, Any], folder: Path, dirty: bool) -> None:
     """Run a recipe by the command line, or finish a run that was stopped."""
-    if (folder / "results.json").is_file():
-        return
-    refuse_changes(describe_environment(1, "cpu"), dirty)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "ds_distill", "run", str(file), "--folder", str(folder)]
-    resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []
-    subprocess.run([*command, *resume], check=True)
+    run_recipe(str(file), [], folder, dirty)
 
 
 def finish(

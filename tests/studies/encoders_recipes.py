@@ -33,8 +33,10 @@ FINE_TUNING = {
     "weight_decay": 0.0,
 }
 """Chosen beforehand, for all alike: the rate that the other small forms fine-tune MiniLM with."""
-WORDS = 34522
-"""Entries of a vocabulary that has grown: BERT's 30,522 and 4,000 words."""
+KNOWN = 30522
+"""Entries of BERT's vocabulary."""
+WORDS = 4000
+"""Added to it, where a method's name has no other number. The study's text has 13,078 to add."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Method:
     """In place of `layers: KEPT`."""
     head: bool = True
     """Whether its masked-LM head was trained with the encoder, so that it can be judged as one."""
+    documents: int | None = None
+    """Of its text, in place of the study's."""
 
 
 def _distil(losses: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -127,17 +131,24 @@ NARROW_TINY = {
     "attention_mse": {"of": "maps", "layers": {1: 3, 2: 6}},
     "kl": {"rows": "tokens"},
 }
-EXPAND = {"expand-vocabulary": {"size": WORDS, "save_as": "expanded"}}
 
 
-def _vekd(tolerance: float) -> tuple[dict[str, Any], ...]:
+def _expand(words: int) -> dict[str, Any]:
+    return {"expand-vocabulary": {"size": KNOWN + words, "save_as": "expanded"}}
+
+
+def _vekd(tolerance: float, words: int = WORDS) -> tuple[dict[str, Any], ...]:
     held = {"rows": "tokens", "tolerance": tolerance, "tolerance_on": "mean"}
     losses = {
         "cross_entropy": {"weight": 1.0},
         "kl": {"weight": 2.0, "temperature": 2.0, **held},
         "cosine": {"weight": 5.0, **held},
     }
-    return (EXPAND, _distil(losses, start="expanded"))
+    return (_expand(words), _distil(losses, start="expanded"))
+
+
+def _words_alone(words: int = WORDS) -> tuple[dict[str, Any], ...]:
+    return (_expand(words), _text_alone(models="expanded"))
 
 
 def _adapt_and_distill(steps: int) -> tuple[dict[str, Any], ...]:
@@ -167,7 +178,16 @@ def methods(steps: int) -> dict[str, Method]:
         "vekd, tolerance 0": Method(_vekd(0.0)),
         "vekd, tolerance 1": Method(_vekd(1.0)),
         "vekd, tolerance 2": Method(_vekd(2.0)),
-        "expand-vocabulary": Method((EXPAND, _text_alone(models="expanded"))),
+        "vekd, 1000 words": Method(_vekd(0.5, 1000)),
+        "vekd, 8000 words": Method(_vekd(0.5, 8000), three),
+        "vekd, 8000 words, tolerance 0": Method(_vekd(0.0, 8000)),
+        "vekd, 8000 words, tolerance 1": Method(_vekd(1.0, 8000)),
+        "vekd, 8000 words, tolerance 2": Method(_vekd(2.0, 8000)),
+        "vekd, 13000 words": Method(_vekd(0.5, 13000)),
+        "vekd, 400 documents": Method(_vekd(0.5), documents=400),
+        "vekd, 100 documents": Method(_vekd(0.5), documents=100),
+        "expand-vocabulary": Method(_words_alone()),
+        "expand-vocabulary, 8000 words": Method(_words_alone(8000), three),
         "minilm": Method((_distil(MINILM_LOSSES),), head=False),
         "patient-kd": Method((_distil(PATIENT),)),
         "adapt-and-distill": Method(_adapt_and_distill(steps), head=False),
@@ -214,7 +234,7 @@ def recipe(method: Method, seed: int, teacher: str, data: Path, size: Size) -> d
         "description": "A student of the study of encoders.",
         "seed": seed,
         "data_folder": str(data),
-        "tasks": {"text": _text(size), **_labelled(size)},
+        "tasks": {"text": _text(method.documents or size.documents), **_labelled(size)},
         **({"teachers": {"teacher": {"model": teacher}}} if distils else {}),
         "student": {"model": teacher, **begins},
         "training": {**TRAINING, "steps": size.steps},
@@ -223,8 +243,8 @@ def recipe(method: Method, seed: int, teacher: str, data: Path, size: Size) -> d
     }
 
 
-def _text(size: Size) -> dict[str, Any]:
-    return {**TEXT, "data": {**TEXT["data"], "limit": {"train": size.documents}}}
+def _text(documents: int) -> dict[str, Any]:
+    return {**TEXT, "data": {**TEXT["data"], "limit": {"train": documents}}}
 
 
 def _labelled(size: Size) -> dict[str, Any]:

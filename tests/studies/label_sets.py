@@ -18,16 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pages import row, show
+from routing import run, trained
 from routing_sets import SETS, StudySet
 
 from ds_distill.files import read_json, write_json
@@ -122,23 +120,10 @@ def write_data(study: StudySet, shared: Path, data: Path) -> None:
     aside.rename(data)
 
 
-def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
-    """Run a recipe through the command line, or finish a run that was stopped."""
-    if (folder / "results.json").is_file():
-        return
-    file = folder.parent / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump({**settings, "seed": seed}, sort_keys=False))
-    resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []
-    command = [sys.executable, "-m", "ds_distill", "run", str(file), "--folder", str(folder)]
-    subprocess.run([*command, *resume], check=True)
-
-
 def study_one(study: StudySet, data: Path, seed: int, place: Path, small: bool) -> dict[str, Any]:
     """The record of a set and seed. Intervals are paired, over the same test examples."""
     run(expert_recipe(study, data, small), seed, place / "experts")
-    experts = {}
-    for name in study.experts:
-        [experts[name]] = (place / "experts" / "models").glob(f"*-{name}")
+    experts = {name: trained(place / "experts", name) for name in study.experts}
     run(student_recipe(study, data, experts, small), seed, place / "students")
     comparison = read_json(place / "students" / "routing.json")
     evaluation = read_json(place / "students" / "results.json")["phases"][-1]

@@ -44,15 +44,26 @@ OTHER_SIGN = "activation_boundary.other_sign"
 
 
 def run(table: Table, variant: Variant, seed: int, data: Path, folder: Path, dirty: bool) -> None:
-    """Run a recipe's small form by the command line, or finish a run that was stopped."""
+    """Run a recipe's small form, and before it what makes its teacher."""
+    overrides = [*overrides_of(table, variant), f"seed={seed}", f"data_folder={data}", "--small"]
+    if variant.teacher:
+        recipe = Path(__file__).with_name(variant.teacher)
+        made = folder.parents[2] / recipe.stem
+        run_recipe(str(recipe), [f"data_folder={data}"], made, dirty)
+        [model] = (made / "models").iterdir()
+        overrides.append(f"teachers.teacher.model={model}")
+    run_recipe(table.recipe, overrides, folder, dirty)
+
+
+def run_recipe(recipe: str, options: list[str], folder: Path, dirty: bool) -> None:
+    """Run a recipe by the command line, or finish a run that was stopped."""
     if (folder / "results.json").is_file():
         return
     refuse_changes(describe_environment(1, "cpu"), dirty)
-    overrides = [*overrides_of(table, variant), f"seed={seed}", f"data_folder={data}"]
-    command = [sys.executable, "-m", "ds_distill", "run", table.recipe, *overrides]
+    command = [sys.executable, "-m", "ds_distill", "run", recipe, *options]
     resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []
     folder.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*command, "--small", "--folder", str(folder), *resume], check=True)
+    subprocess.run([*command, "--folder", str(folder), *resume], check=True)
 
 
 # ------------------------------------------------------------------------------ what came out
@@ -74,6 +85,7 @@ def collected(name: str, seeds: list[int], work: Path) -> dict[str, Any]:
             label: {
                 "overrides": [*table.overrides, *table.variants[label].overrides],
                 "more_phases": table.variants[label].more,
+                **({"teacher": made} if (made := table.variants[label].teacher) else {}),
                 **over_seeds([read_json(folder / "results.json") for folder in of]),
             }
             for label, of in folders.items()

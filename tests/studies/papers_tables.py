@@ -18,6 +18,8 @@ class Variant:
     more: tuple[dict[str, Any], ...] = ()
     """Phases before the last one, `evaluate`, or before all others with `first`. Settings of
     `like`, a phase's name, are taken over where they name none of their own."""
+    teacher: str = ""
+    """A recipe beside this file, which is run once: the one model that it trains is the teacher."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ DOKTRA = {
 }
 RECIPE = {"recipe": Variant()}
 """As its small form has it."""
+TWO_TEACHERS = {**RECIPE, "of-the-domain": Variant(teacher="domain-teacher.yaml")}
 YES_NO = {"no": "no", "yes": "yes", "maybe": None}
 QUESTIONS = {
     "path": "data:pubmedqa",
@@ -143,9 +146,9 @@ TABLES = {
         ),
     ),
     "doktra-tapt": Table("doktra-tapt", {"recipe": Variant(more=(LABELS_ONLY,))}, (START,)),
-    "transfer-general": Table("transfer-general", RECIPE),
+    "transfer-general": Table("transfer-general", TWO_TEACHERS),
     "transfer-random": Table("transfer-random", RECIPE),
-    "transfer-domain": Table("transfer-domain", RECIPE),
+    "transfer-domain": Table("transfer-domain", TWO_TEACHERS),
     "transfer-pubmedqa": Table(
         "transfer-general",
         RECIPE,

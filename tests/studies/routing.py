@@ -34,11 +34,12 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric
 from ds_distill.files import write_json
+from ds_distill.keys import numbered_keys
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import candidates
 from ds_distill.routing import PolicyInputs, fit
-from ds_distill.routing.comparison import compare, numbered
+from ds_distill.routing.comparison import compare
 from ds_distill.routing.fitting import states_of
 from ds_distill.routing.held_out import routed, routing_of_candidate
 from ds_distill.run.environment import describe_environment
@@ -146,7 +147,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         logits[f"student of {name}"] = predicted(model, texts)
     models = {name: ClassPredictions(of, truth_test) for name, of in logits.items()}
     accuracy = build_metric("classes", Accuracy.Settings(), study.labels)
-    groups = numbered(examples_test.group_keys)
+    groups = numbered_keys(examples_test.group_keys.numpy())
 
     def interval(first: str, second: str) -> tuple[float, float]:
         return paired_interval(models[first], models[second], accuracy, groups=groups)
@@ -231,6 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     torch.set_num_threads(1)  # of this process; trainings are processes of their own
+    environment = describe_environment(1, "cpu")  # before routing.json changes the checkout
     for seed in arguments.seeds:
         for study in SETS:
             if study.name in arguments.sets:
@@ -240,7 +242,7 @@ def main() -> None:
                     study.write(arguments.shared, data)
                 place = arguments.work / study.name / f"seed-{seed}"
                 place.mkdir(parents=True, exist_ok=True)
-                keep(study_one(study, data, seed, place))
+                keep({**study_one(study, data, seed, place), "environment": environment})
 
 
 def keep(record: dict[str, Any]) -> None:
@@ -248,7 +250,7 @@ def keep(record: dict[str, Any]) -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
     same = (record["set"], record["seed"])
     runs = [old for old in kept["runs"] if (old["set"], old["seed"]) != same]
-    runs.append({**record, "environment": describe_environment(1, "cpu")})
+    runs.append(record)
     order = [study.name for study in SETS]
     runs.sort(key=lambda one: (order.index(one["set"]), one["seed"]))
     write_json(RESULTS, {"runs": runs})
@@ -266,7 +268,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
         if not found:
             continue
         first = found[0]
-        text += f"\n### {study.name}: {len(study.labels)} classes, "
+        text += f"\n## {study.name}: {len(study.labels)} classes, "
         text += f"{first['validation']['examples']:,} examples to learn from, "
         text += f"{first['test_examples']:,} to test on\n\n"
         heads = [f"seed {one['seed']}, {split}" for one in found for split in ("held out", "test")]

@@ -32,12 +32,13 @@ def variants(
     logits, logits_test = logits_of(signals), logits_of(signals_test)
     temperatures = {name: fit_temperature(logits[name], known) for name in sorted(signals)}
     found = from_probabilities(logits, logits_test, temperatures, known)
-    if logits_test[min(signals)].shape[1] > 2:  # decision_function has one column with 2 classes
+    count = logits_test[min(signals)].shape[1]
+    if count > 2:  # decision_function has one column with 2 classes
         found["logistic regression, without the average as offset"] = regression(
             signals, signals_test, temperatures, truth
         )
     found |= gates_of(signals, signals_test, group_keys, known)
-    found["calibrated average"] = calibrated_average(logits_test, temperatures)
+    found["calibrated average"] = calibrated_average(logits_test, temperatures, {}, count)
     return {
         name: float((target.argmax(dim=1).numpy() == truth_test).mean())
         for name, target in found.items()
@@ -123,8 +124,10 @@ def gates_of(
             own,
             known[rows],
             folds_of(group_keys[rows], 0),
+            {},
+            logits[min(logits)].shape[1],
         )
-        return fitted.logits(logits_test, states_test, own)
+        return fitted.logits(logits_test, states_test, own, {})
 
     everything = torch.arange(len(known))
     shuffled = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))

@@ -3,7 +3,6 @@ with activations that are computed again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ SWITCHED: dict[str, dict[str, Any]] = {
 }
 STEPS = 10
 LENGTHS = [9, 4, 12, 7]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 def masked_lm(layers: int, seed: int) -> BertForMaskedLM:

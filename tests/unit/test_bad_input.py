@@ -3,6 +3,7 @@ nothing left behind. The mistakes are in bad_input.yaml."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -148,7 +149,13 @@ def test_a_mistake_ends_in_one_paragraph(name, desk, monkeypatch, capfd):
     assert desk.files() == before, "something was written"
 
 
-IN_A_PROCESS_OF_ITS_OWN = ["unknown key", "odd label", "teacher without a head", "folder of a run"]
+IN_A_PROCESS_OF_ITS_OWN = [
+    "odd label",
+    *(
+        pytest.param(name, marks=pytest.mark.further)
+        for name in ("unknown key", "teacher without a head", "folder of a run")
+    ),
+]
 
 
 @pytest.mark.parametrize("name", IN_A_PROCESS_OF_ITS_OWN)
@@ -180,6 +187,30 @@ def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeyp
     assert exit_.value.code == 2
     assert expected in output.err and "Usage: ds-distill" in output.err
     assert desk.files() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/a/x.html"),
+            "/a/x.html: Read-only file",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", b"/a"), "/a: Permission denied. Name"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no space is left: [Errno 28] No space"),
+        (RuntimeError("disk quota exceeded (os error 122)"), "no space is left: disk quota exc"),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_a_sentence(error, told, desk, monkeypatch, capfd):
+    def read(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("ds_distill.cache.inspect.caches_in", read)
+    monkeypatch.setattr(sys, "argv", ["ds-distill", "cache", "info", "somewhere"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert capfd.readouterr().err.startswith(f"ds-distill: {told}")
 
 
 def test_a_path_that_is_too_long_is_a_mistake(desk, monkeypatch, capfd):

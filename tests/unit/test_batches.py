@@ -130,15 +130,15 @@ def test_a_bar_counts_the_examples_that_are_tokenised(tiny_models, tmp_path):
 
 def test_what_takes_long_is_announced(monkeypatch):
     shown: list[str] = []
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.05)
-    monkeypatch.setattr(progress, "BETWEEN_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "TELL_AGAIN_SECONDS", 0.05)
     with progress.announced(shown.append):
         progress.mark("counts the tokens of a sample")
         deadline = time.monotonic() + 30
         while len(shown) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert len(shown) >= 2 and shown[0].endswith("counts the tokens of a sample ...")
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(progress, "TELL_SECONDS", 60.0)
     with progress.announced(shown.append):
         count = len(shown)
     assert len(shown) == count

@@ -22,7 +22,7 @@ from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import Worker
+from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.caching.missing import missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
@@ -142,7 +142,7 @@ def started(tmp_path: Path) -> tuple[Path, Plan]:
     write_cache(path, make_keys(20), BEGUN)
     plan = Plan(3, 8, [make_keys(20, "more ")])
     worker = join(path, plan, BEGUN, kept=0)
-    writer = ShardWriter(path, plan, "first", BEGUN["first"], worker.writer_name(0))
+    writer = ShardWriter(path, plan, "first", BEGUN["first"], writer_name(worker.number, 0))
     assert worker.claim("first", 1) == [0]
     writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
     writer.close()

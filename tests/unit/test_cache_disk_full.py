@@ -23,6 +23,7 @@ from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
+from ds_distill.cache.workers import writer_name
 from ds_distill.files import is_disk_full
 
 SCHEMAS = {
@@ -94,7 +95,7 @@ def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
     sizes = [part.stop - part.start for _, part in plan.blocks]
     joined = join_build(path, plan, teachers)
     assert joined is not None
-    worker, name = joined[0], joined[0].writer_name(0)
+    worker, name = joined[0], writer_name(joined[0].number, 0)
     failed = ShardWriter(path, plan, "first", schema, name)
     failed.append(0, blocks[0], sizes[0])
     dummy = leave(disk, 2 * 4096)
@@ -106,7 +107,7 @@ def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
     joined = join_build(path, plan, teachers)
     assert joined is not None and joined[1] == 1
     worker = joined[0]
-    writer = ShardWriter(path, plan, "first", schema, worker.writer_name(0))
+    writer = ShardWriter(path, plan, "first", schema, writer_name(worker.number, 0))
     for at in (1, 2):
         writer.append(at, blocks[at], sizes[at])
     writer.close()

@@ -37,14 +37,14 @@ ASK = """
 import json, resource, statistics, sys, time
 from pathlib import Path
 import numpy as np
-from ds_distill.cache.format import file_checksum
 from ds_distill.cache.index import KeyIndex
+from ds_distill.files import checksum
 
 file, count = Path(sys.argv[1]), int(sys.argv[2])
-checksum = file_checksum(file)
+found = checksum(file)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 begin = time.perf_counter()
-index = KeyIndex(file.parent, file.name, checksum)
+index = KeyIndex(file.parent, file.name, found)
 opened = time.perf_counter() - begin
 # The same keys again, a part at a time, so that little memory is taken beside the index.
 rng, seconds = np.random.default_rng(0), []

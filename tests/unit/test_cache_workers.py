@@ -31,7 +31,7 @@ from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
-from ds_distill.cache.workers import Worker
+from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.errors import UserError
 from ds_distill.process import identity as process_id
 from ds_distill.process import lock
@@ -142,6 +142,55 @@ def test_they_share_the_work(tmp_path, children):
     check_rows(path, KEYS, TWO)
 
 
+def test_a_claim_made_while_another_worker_joins_is_left_alone(tmp_path, monkeypatch):
+    """One that joins removes the claims of the dead."""
+    plan = Plan(0, 4, [KEYS])
+    joined = [join_build(tmp_path, plan, TEACHERS) for _ in range(2)]
+    dead, first = (found[0] for found in joined if found is not None)
+    assert dead.claim("first", 4) == [0, 1, 2, 3]
+    dead.close()
+    claimed: list[int | None] = []
+    owner = Worker._owner
+
+    def looked(worker: Worker, teacher: str, at: int) -> str | None:
+        found = owner(worker, teacher, at)
+        if at == 4 and not claimed:
+            claimed.extend(first.claim(teacher, 2) or [])
+        return found
+
+    monkeypatch.setattr(Worker, "_owner", looked)
+    late = join_build(tmp_path, plan, TEACHERS)
+    assert claimed == [4, 5] and late is not None
+    rest = [at for at in range(len(KEYS) // 4) if at not in claimed]
+    assert late[0].claim("first", len(KEYS) // 4) == [*rest, None, None]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_worker_wrote_before_it_ended_is_not_written_again(waits, tmp_path, monkeypatch):
+    plan = Plan(0, 4, [make_keys(4)])
+    joined = join_build(tmp_path, plan, TEACHERS)
+    late = join_build(tmp_path, plan, TEACHERS)
+    assert joined is not None and late is not None
+    first, owner = joined[0], Worker._owner
+    assert first.claim("first", 1) == [0]
+    writer = ShardWriter(tmp_path, plan, "first", TWO["first"], writer_name(first.number, 0))
+
+    def looked(worker: Worker, teacher: str, at: int) -> str | None:
+        """The journals were read before."""
+        if writer is not None and not first._ended.is_set():
+            write_blocks(writer, plan, "first", [0])
+            writer.close()
+            first.close()
+        return owner(worker, teacher, at)
+
+    monkeypatch.setattr(Worker, "_owner", looked)
+    if not waits:
+        late = join_build(tmp_path, plan, TEACHERS)
+        assert late is not None
+    assert late[0].claim("first", 1) in ([None], None)
+    assert late[0].claim("first", 1) is None
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a minute takes a second."""
@@ -155,7 +204,7 @@ def begin_another(path: Path) -> Worker:
     plan = Plan(50, 4, [make_keys(9, "new ")])
     joined = join_build(path, plan, TEACHERS)
     assert joined is not None
-    writer = ShardWriter(path, plan, "first", TWO["first"], joined[0].writer_name(0))
+    writer = ShardWriter(path, plan, "first", TWO["first"], writer_name(joined[0].number, 0))
     write_blocks(writer, plan, "first", range(1))
     writer.close()
     return joined[0]
@@ -236,7 +285,7 @@ def test_a_worker_that_comes_between_the_last_block_and_the_manifest_destroys_no
     joined = join_build(tmp_path, plan, teachers)
     assert joined is not None
     first, _ = joined
-    writer = ShardWriter(tmp_path, plan, "first", TWO["first"], first.writer_name(0))
+    writer = ShardWriter(tmp_path, plan, "first", TWO["first"], writer_name(first.number, 0))
     write_blocks(writer, plan, "first", range(3))
     writer.close()
     first.close()
@@ -246,7 +295,7 @@ def test_a_worker_that_comes_between_the_last_block_and_the_manifest_destroys_no
     finish_build(tmp_path, plan, teachers, first)
     before = contents(tmp_path)
     for name in (first, late):  # the number is that of the first one, or it is another
-        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], name.writer_name(0))
+        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], writer_name(name.number, 0))
         write_blocks(writer, plan, "first", range(2))
         writer.close()
     late.close()
@@ -263,7 +312,7 @@ def test_what_a_rank_still_writes_is_in_no_cache(tmp_path, monkeypatch):
     worker, _ = joined
     with monkeypatch.context() as patch:
         patch.setattr(process_id, "machine", lambda: "another")
-        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], worker.writer_name(1))
+        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], writer_name(worker.number, 1))
         write_blocks(writer, plan, "first", range(3))
     worker.close()
     finish_build(tmp_path, plan, teachers, worker)
@@ -301,7 +350,7 @@ def test_a_block_that_two_have_written_is_in_the_cache_once(tmp_path):
         joined = join_build(tmp_path, plan, {"first": (PRINT, schema)})
         assert joined is not None
         worker, _ = joined
-        writer = ShardWriter(tmp_path, plan, "first", schema, worker.writer_name(0))
+        writer = ShardWriter(tmp_path, plan, "first", schema, writer_name(worker.number, 0))
         write_blocks(writer, plan, "first", ((0, 1), (1, 2))[number])
         writer.close()
         worker.close()

@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
 from slow_windows import windows_of_context
@@ -122,54 +122,58 @@ def kept_tokens(tokenizer: Any, row: dict[str, Any], length: int) -> dict[int, i
     return found
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(question=texts, context=contexts, length=st.sampled_from([32, 48, 384]), data=st.data())
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.further)])
 def test_the_same_words_are_in_every_view_and_come_back_to_the_same_characters(
-    real: dict[str, Any], question: str, context: str, length: int, data: st.DataObject
+    real: dict[str, Any], count: int
 ) -> None:
-    context = context * data.draw(st.sampled_from([1, 3]))
-    answers = drawn_spans(context, data)
-    spans = words_of(context)
-    dropped = {  # by a tokenizer, whatever stands around it
-        number
-        for number, (start, end) in enumerate(spans)
-        for tokenizer in real.values()
-        if not tokenizer([context[start:end]], is_split_into_words=True, add_special_tokens=False)[
-            "input_ids"
-        ]
-    }
-    split = prepare(rows_of([question], [context], [answers]), list(real.values()), length)
-    slow = windows_of_context(list(real.values()), length, question, context)
-    assert len(split) == len(slow)
-    for name in slow[0]:
-        assert list(split[name]) == [window[name] for window in slow], name
-    asked = [question[a:b] for a, b in words_of(question)]
-    counted: list[int] = []
-    for row in split:
-        first, words = row["first"], row["words"]
-        assert asked[: len(row["question"])] == row["question"]
-        assert (
-            list(zip(row["starts"], row["ends"], strict=True)) == spans[first : first + len(words)]
+
+    @settings(max_examples=count, deadline=None)
+    @given(question=texts, context=contexts, length=st.sampled_from([32, 48, 384]), data=st.data())
+    def check(question: str, context: str, length: int, data: st.DataObject) -> None:
+        context = context * data.draw(st.sampled_from([1, 3]))
+        answers = drawn_spans(context, data)
+        spans = words_of(context)
+        dropped = {  # by a tokenizer, whatever stands around it
+            number
+            for number, (start, end) in enumerate(spans)
+            for tokenizer in real.values()
+            if not tokenizer(
+                [context[start:end]], is_split_into_words=True, add_special_tokens=False
+            )["input_ids"]
+        }
+        split = prepare(rows_of([question], [context], [answers]), list(real.values()), length)
+        slow = windows_of_context(list(real.values()), length, question, context)
+        assert len(split) == len(slow)
+        for name in slow[0]:
+            assert list(split[name]) == [window[name] for window in slow], name
+        asked = [question[a:b] for a, b in words_of(question)]
+        counted: list[int] = []
+        for row in split:
+            first, words = row["first"], row["words"]
+            assert asked[: len(row["question"])] == row["question"]
+            assert (
+                list(zip(row["starts"], row["ends"], strict=True))
+                == spans[first : first + len(words)]
+            )
+            assert words == [context[a:b] for a, b in zip(row["starts"], row["ends"], strict=True)]
+            for start, end, label in zip(row["starts"], row["ends"], row["label"], strict=True):
+                inside = any(a <= at < b for at in range(start, end) for a, b in answers)
+                assert SPAN_TAGS[label] == (IN_SPAN if inside else "O")
+            here = [at for at, counts in enumerate(row["counted"]) if counts]
+            for tokenizer in real.values():
+                positions = kept_tokens(tokenizer, row, length)
+                assert set(here) <= positions.keys(), "what counts has a token in every view"
+            counted += [first + at for at in here]
+        assert sorted(counted) == [n for n in range(len(spans)) if n not in dropped]
+        given = [*zip(split[0]["answer_starts"], split[0]["answer_ends"], strict=True)]
+        assert given == answers
+        examples = Examples.of(split)
+        assert isinstance(examples.words, ContextWords) and examples.words.lost == len(dropped)
+        assert examples.words.rows.tolist() == sorted(
+            np.flatnonzero(examples.words.counted), key=lambda row: examples.words.numbers[row]
         )
-        assert words == [context[a:b] for a, b in zip(row["starts"], row["ends"], strict=True)]
-        for start, end, label in zip(row["starts"], row["ends"], row["label"], strict=True):
-            inside = any(a <= at < b for at in range(start, end) for a, b in answers)
-            assert SPAN_TAGS[label] == (IN_SPAN if inside else "O")
-        here = [at for at, counts in enumerate(row["counted"]) if counts]
-        for tokenizer in real.values():
-            positions = kept_tokens(tokenizer, row, length)
-            assert set(here) <= positions.keys(), "what counts has a token in every view"
-        counted += [first + at for at in here]
-    assert sorted(counted) == [n for n in range(len(spans)) if n not in dropped]
-    given = [*zip(split[0]["answer_starts"], split[0]["answer_ends"], strict=True)]
-    assert given == answers
-    examples = Examples.of(split)
-    assert isinstance(examples.words, ContextWords) and examples.words.lost == len(dropped)
-    assert examples.words.rows.tolist() == sorted(
-        np.flatnonzero(examples.words.counted), key=lambda row: examples.words.numbers[row]
-    )
+
+    check()
 
 
 @settings(deadline=None)
@@ -368,41 +372,46 @@ def values(found: SpanPredictions) -> dict[str, float]:
     }
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(given=st.lists(contexts, min_size=1, max_size=3), data=st.data())
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.further)])
 def test_scores_are_those_of_characters(
-    real: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, given: list[str], data: Any
+    real: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, count: int
 ) -> None:
     """By scikit-learn, on the characters of hostile texts."""
-    right = [drawn_spans(text, data) for text in given]
-    tokenizers = [real["pubmedbert-uncased"], real["deberta-v3-base"]]
-    split = prepare(rows_of(["a"] * len(given), given, right), tokenizers, 32)
-    examples = Examples.of(split)
-    assert isinstance(examples.words, ContextWords)
-    size = len(examples.labels)
-    inside = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    logits = np.stack([~inside, inside], axis=1).astype(np.float64)
-    found = SpanPredictions(logits, examples.labels, examples.words, SPAN_TAGS)
-    assert len(found) == len(given)
-    plain = Plain(split, inside)
-    assert [(q, a, b) for q, spans in enumerate(plain.spans) for a, b in spans] == [
-        tuple(span) for span in found.spans.tolist()
-    ]
-    truth, predicted = marks(right, given), marks(plain.spans, given)
-    both = {(q, *s) for q, of_one in enumerate(right) for s in of_one}
-    seen = {(q, *s) for q, of_one in enumerate(plain.spans) for s in of_one}
-    assert values(found) == {
-        "character_f1": pytest.approx(f1_score(truth, predicted, zero_division=0)),
-        "character_precision": pytest.approx(precision_score(truth, predicted, zero_division=0)),
-        "character_recall": pytest.approx(recall_score(truth, predicted, zero_division=0)),
-        "span_f1": pytest.approx(2 * len(both & seen) / max(len(both) + len(seen), 1)),
-    }
-    file = tmp_path_factory.mktemp("saved") / "found.safetensors"
-    SavedPredictions(SPAN_TAGS, np.zeros(len(found)), {"model": found}).write(file)
-    again = SavedPredictions.read(file, "characters").models["model"]
-    assert values(again) == values(found)  # type: ignore[arg-type]
+
+    @settings(max_examples=count, deadline=None)
+    @given(given=st.lists(contexts, min_size=1, max_size=3), data=st.data())
+    def check(given: list[str], data: Any) -> None:
+        right = [drawn_spans(text, data) for text in given]
+        tokenizers = [real["pubmedbert-uncased"], real["deberta-v3-base"]]
+        split = prepare(rows_of(["a"] * len(given), given, right), tokenizers, 32)
+        examples = Examples.of(split)
+        assert isinstance(examples.words, ContextWords)
+        size = len(examples.labels)
+        inside = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+        logits = np.stack([~inside, inside], axis=1).astype(np.float64)
+        found = SpanPredictions(logits, examples.labels, examples.words, SPAN_TAGS)
+        assert len(found) == len(given)
+        plain = Plain(split, inside)
+        assert [(q, a, b) for q, spans in enumerate(plain.spans) for a, b in spans] == [
+            tuple(span) for span in found.spans.tolist()
+        ]
+        truth, predicted = marks(right, given), marks(plain.spans, given)
+        both = {(q, *s) for q, of_one in enumerate(right) for s in of_one}
+        seen = {(q, *s) for q, of_one in enumerate(plain.spans) for s in of_one}
+        assert values(found) == {
+            "character_f1": pytest.approx(f1_score(truth, predicted, zero_division=0)),
+            "character_precision": pytest.approx(
+                precision_score(truth, predicted, zero_division=0)
+            ),
+            "character_recall": pytest.approx(recall_score(truth, predicted, zero_division=0)),
+            "span_f1": pytest.approx(2 * len(both & seen) / max(len(both) + len(seen), 1)),
+        }
+        file = tmp_path_factory.mktemp("saved") / "found.safetensors"
+        SavedPredictions(SPAN_TAGS, np.zeros(len(found)), {"model": found}).write(file)
+        again = SavedPredictions.read(file, "characters").models["model"]
+        assert values(again) == values(found)  # type: ignore[arg-type]
+
+    check()
 
 
 def predictions_of(

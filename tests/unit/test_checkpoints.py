@@ -23,12 +23,6 @@ from ds_distill.training.progress import Progress
 from ds_distill.types import Signals
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
-
-
 @pytest.fixture
 def engine(world: World) -> Iterator[Engine]:
     made = make_engine(world, "zero0_fp32")
@@ -41,7 +35,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_training_goes_on_from_the_newest_whole_checkpoint(
-    engine: Engine, world: World, tmp_path: Path
+    engine: Engine, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, world)
@@ -72,6 +66,12 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
         assert equal(engine.student_weights(), weights[3])
     random.write_bytes(whole)
     assert checkpoints.load(engine, dict) == {"step": 4}
+
+    # Of what rank 0 sees, and this rank does not.
+    monkeypatch.setattr("ds_distill.training.checkpoints.SEEN_WITHIN", 0.1)
+    monkeypatch.setattr(World, "from_main", lambda self, work: "step-00000005")
+    with pytest.raises(UserError, match=r"step-00000005: rank 0 on .* does not see all of it"):
+        checkpoints.load(engine, dict)
 
 
 CONFIGS = [f"zero{stage}_{dtype}" for stage in range(4) for dtype in ("fp32", "bf16")]

@@ -10,7 +10,7 @@ from ds_distill.check.recipe import trained_on_what_chooses
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.split_uses import uses
-from ds_distill.run.publish import choose_student
+from ds_distill.run.publish import cache_savings, choose_student
 
 LOSSES = {"losses": {"kl": {}}}
 
@@ -56,6 +56,22 @@ def test_the_best_distilled_student_is_shipped(accuracies):
     assert choose_student(recipe_of(THREE, CONTROL), records) == (0, best)
 
 
+def test_what_students_read_of_a_cache_is_what_they_were_trained_on():
+    """Not the epochs that were planned: `steps` are fewer, and patience ends a training early."""
+    reads = {"split": "transfer", "teachers": "cached", **LOSSES}
+    whole, steps, early = (
+        {"distil": {"name": name, "batch_size": 16, **reads, **how}}
+        for name, how in (("a", {"epochs": 2}), ("b", {"steps": 13}), ("c", {"epochs": 10}))
+    )
+    recipe = recipe_of({"cache": {"splits": ["transfer"]}}, whole, steps, early)
+    cache = {"phase": "cache", "kind": "cache", "seconds": 10.0, "added": 100}
+    done = (14, 13, 21)  # of 7 steps an epoch, the last of 4 examples
+    trained = [{"trained": [{"output": "a", "examples": 100, "steps": n}]} for n in done]
+    [found] = cache_savings(recipe, [cache, *trained])
+    assert found["read"] == 200 + (100 + 6 * 16) + 300
+    assert found["saved"] == 10.0 * (696 / 100 - 1)
+
+
 def test_of_equals_the_first_and_without_choosing_examples_the_last():
     recipe = recipe_of(THREE)
     equal = dict.fromkeys(("average", "random", "ca-mkd"), 0.5)
@@ -65,6 +81,13 @@ def test_of_equals_the_first_and_without_choosing_examples_the_last():
     assert choose_student(recipe_of({"evaluate": {}}), [{"kind": "evaluate"}]) is None
     control = recipe_of(CONTROL)
     assert choose_student(control, [record_of("fine-tune", {"control": 0.4})]) == (0, "control")
+
+
+def test_of_two_trainings_under_one_name_the_last_is_shipped():
+    """As evaluations and the report find it, whatever the first one's score was."""
+    again = {"fine-tune": {"models": "student"}}
+    records = [record_of("fine-tune", {"student": score}) for score in (0.9, 0.4)]
+    assert choose_student(recipe_of(again, again), records) == (1, "student")
 
 
 @pytest.mark.parametrize(("metric", "best"), [("macro_f1", "random"), ("ece", "average")])

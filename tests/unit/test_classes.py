@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ds_distill.check.classes import near_labels
+from ds_distill.check.classes import class_counts, near_labels
 from ds_distill.cli import app
 
 
@@ -37,15 +38,25 @@ def test_names_that_may_be_one() -> None:
     assert len(near({f"label {number}": 1 + number for number in range(2000)})) == 0
 
 
+def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts() -> None:
+    for texts in (5, 6):
+        split = datasets.Dataset.from_dict({"label": [-1] * texts})
+        assert class_counts(split, 3, many_labels=True) is None
+        assert class_counts(split, 3, many_labels=False) is None
+
+
 @pytest.fixture
 def check(tmp_path: Path, tiny_models: dict[str, Path]) -> Any:
-    """Runs `check` on splits: lists of (text, label)."""
+    """Runs `check` on splits: lists of (text, label), or rows."""
 
-    def run(splits: dict[str, list[tuple[str, Any]]], **task: Any) -> str:
+    def run(splits: dict[str, list[Any]], **task: Any) -> str:
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
         for split, rows in splits.items():
-            lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+            lines = [
+                json.dumps(row if isinstance(row, dict) else {"text": row[0], "label": row[1]})
+                for row in rows
+            ]
             (data / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
         recipe = {
             "task": {"data": {"path": "data"}, "max_length": 32, **task},
@@ -132,3 +143,22 @@ def test_a_label_of_its_own_for_each_text_is_named(
     train = [(f"text {number}", f"id-{number}") for number in range(300)]
     said = check({"train": train, "validation": train[:1], "test": train[1:2]})
     assert "298 of the 300 classes have one example or none" in said
+
+
+def test_spans_that_have_more_than_they_say_are_counted(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spans = [{"start": 0, "end": 2, "type": "gene"}, {"start": 4, "end": 8, "type": "gene"}]
+    split = [
+        {"text": "a cat sat", "spans": []},
+        {"text": "cat, dogs", "spans": spans},
+        {"text": "it, dogs", "spans": [spans[0], {"start": 4, "end": 8, "type": "gene"}]},
+    ]
+    said = check(
+        {"train": split, "validation": split, "test": split[:1]}, type="token-classification"
+    )
+    for split in ("train", "validation"):
+        [note] = [n for n in said.splitlines() if "inside of a word" in n and repr(split) in n]
+        assert "2 spans in 1 of the 3 texts" in note and f"{split}.jsonl:2" in note
+    assert said.count("inside of a word") == 2

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import yaml
 from processes import events
 from rich.console import Console
 from runs import evaluation
+from safetensors.torch import load_file, save_file
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.cli.loading import execute_recipe
@@ -26,6 +28,7 @@ from ds_distill.files import read_json
 from ds_distill.process import signals as stopping
 from ds_distill.process.signals import Stopped
 from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog, read_events
+from ds_distill.run.execute import execute
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.timings import read_timings
 
@@ -245,3 +248,62 @@ def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch)
         "  student: 44/100, loss 0.5000, lr 0.001, 7:28 left",
         "  student: 48/100, loss 0.5000, lr 0.001, 6:56 left",
     ]
+
+
+def test_what_a_run_reads_may_have_changed_before_it_goes_on(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    """Labels have numbers in what is done: a class of another name would move the others. A model
+    that is another one is told."""
+    settings = copy.deepcopy(toy_settings)
+    task, model = tmp_path / "task", tmp_path / "model"
+    shutil.copytree(settings["task"]["data"]["path"], task)
+    shutil.copytree(settings["student"]["model"], model)
+    (task / "labels.json").unlink()
+    settings["task"]["data"]["path"], settings["teachers"] = str(task), {}
+    settings["student"]["model"] = str(model)
+    settings["training"] |= {"epochs": 1}
+    settings["phases"] = [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    folder = tmp_path / "run"
+    execute(load_recipe(str(path)), folder, first=1)
+
+    def rename(before: str, after: str) -> None:
+        for file in task.glob("*.jsonl"):
+            file.write_text(file.read_text().replace(before, after))
+
+    rename('"animal"', '"zoo"')
+    with pytest.raises(UserError, match=r"task\.labels of the data are not those.*'zoo'.*'animal'"):
+        run_recipe(load_recipe(str(path)), folder, resume=True)
+    assert not (folder / "results.json").exists()
+    rename('"zoo"', '"animal"')
+    weights = load_file(model / "model.safetensors")
+    save_file({name: of + 1 for name, of in weights.items()}, model / "model.safetensors")
+    capsys.readouterr()
+    run_recipe(load_recipe(str(path)), folder, resume=True)
+    assert "Note: student.model: is not what the run began with" in capsys.readouterr().out
+
+
+def test_a_cache_that_another_run_has_made_anew(
+    masked_lm_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """In a folder that both name, after the first one's cache phase: of the same teacher, at
+    another temperature."""
+    task, runs = copy.deepcopy(masked_lm_settings["task"]), {}
+    task.setdefault("masking", {})["variants"] = 1
+    for temperature in (2.0, 8.0):
+        codec = {"name": "topk", "entries": 8, "temperature": temperature}
+        phases = [
+            {"fine-tune": {"models": "bert", "epochs": 1}},
+            {"cache": {"splits": "train", "folder": str(tmp_path / "cache"), "codec": codec}},
+            {"distil": {"teachers": "cached", "losses": {"kl": {"temperature": temperature}}}},
+        ]
+        path = tmp_path / f"{temperature}.yaml"
+        path.write_text(yaml.safe_dump({**masked_lm_settings, "task": task, "phases": phases}))
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        execute(load_recipe(str(path)), tmp_path / f"run-{temperature}", first=2)
+        runs[temperature] = path
+    with pytest.raises(UserError, match=r"cached with temperature 8.0, and the run has 2.0"):
+        run_recipe(load_recipe(str(runs[2.0])), tmp_path / "run-2.0", resume=True)
+    run_recipe(load_recipe(str(runs[8.0])), tmp_path / "run-8.0", resume=True)

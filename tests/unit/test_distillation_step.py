@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ INSTALLED = importlib.util.find_spec("textbrewer") is not None
 needs_textbrewer = pytest.mark.skipif(not INSTALLED, reason="textbrewer is not installed")
 
 Made = tuple[Setting, Path, dict[str, Any], dict[str, dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 @pytest.fixture(scope="module", params=SETTINGS)

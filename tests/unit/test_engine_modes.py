@@ -3,7 +3,6 @@ never do. What a step leaves out, and which weights it does not train, stays out
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +20,6 @@ from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 def terms_of(losses: dict[str, dict[str, Any]]) -> dict[str, Term]:

@@ -538,7 +538,7 @@ def test_predict_reads_as_the_evaluation_of_the_run(
     kind = ExtractiveQAKind(task, [])
     judged = kind.prepare(datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer])
     assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
-    found = [one["answers"][0]["text"] for one in answerer.predictions(pairs)]
+    found = [one["candidates"][0]["text"] for one in answerer.predictions(pairs)]
     assert (max(len(text.split()) for text in found) <= 2) == shipped
 
 

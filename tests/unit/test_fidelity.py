@@ -16,6 +16,7 @@ from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
+from ds_distill.cache.workers import writer_name
 from ds_distill.caching.fidelity import Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
@@ -91,7 +92,7 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     joined = join_build(tmp_path / "cache", plan, teachers)
     assert joined is not None
     worker, _ = joined
-    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, worker.writer_name(0))
+    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, writer_name(worker.number, 0))
     writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
     writer.close()
     worker.close()

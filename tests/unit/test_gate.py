@@ -30,7 +30,8 @@ def standardised(logits):
     """Features with mean 0 and variance 1, and the same fit's offset: float64."""
     raw = features(logits, {}, TEMPERATURES).double()
     mean, deviation = raw.mean(dim=0), raw.std(dim=0, correction=0)
-    return (raw - mean) / deviation, mean, deviation, calibrated_average(logits, TEMPERATURES)
+    offset = calibrated_average(logits, TEMPERATURES, {}, 3)
+    return (raw - mean) / deviation, mean, deviation, offset
 
 
 def slopes(gate, logits, truth):
@@ -92,7 +93,7 @@ SPLITS = {
 def test_a_gate_is_the_least_of_its_loss_under_the_penalty_that_folds_choose(penalty):
     logits, truth, folds = saying(*SPLITS[penalty])
     assert penalty_by_hand(logits, truth, folds) == penalty
-    gate = fit_gate(logits, {}, TEMPERATURES, truth, folds)
+    gate = fit_gate(logits, {}, TEMPERATURES, truth, folds, {}, 3)
     by_weight, by_bias, weight, bias = slopes(gate, logits, truth)
     # Where the whole loss is least, the slope of the cross-entropy is minus the penalty's.
     torch.testing.assert_close(by_weight, -penalty * weight, rtol=0.02, atol=5e-5)
@@ -102,7 +103,7 @@ def test_a_gate_is_the_least_of_its_loss_under_the_penalty_that_folds_choose(pen
 
 def test_a_class_without_examples_has_a_finite_bias():
     logits, truth, folds = saying(60, 1.0, 0, shares=(0.5, 0.5, 0.0))
-    gate = fit_gate(logits, {}, TEMPERATURES, truth, folds)
+    gate = fit_gate(logits, {}, TEMPERATURES, truth, folds, {}, 3)
     _, by_bias, _, bias = slopes(gate, logits, truth)
     torch.testing.assert_close(by_bias, -1e-3 * bias, rtol=0.05, atol=5e-5)
     assert -10 < bias[2] < -2
@@ -118,7 +119,7 @@ def test_a_fit_takes_one_thread_and_gives_the_others_back(monkeypatch):
     torch.set_num_threads(2)
     try:
         logits, truth, folds = saying(60, 1.0, 0)
-        fit_gate(logits, {}, TEMPERATURES, truth, folds)
+        fit_gate(logits, {}, TEMPERATURES, truth, folds, {}, 3)
         assert seen == [1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -132,7 +133,7 @@ def test_an_absurd_logit_moves_the_target_no_further_than_a_large_one():
 
     def target(shift):
         teachers = {"ann": scores + shift, "bob": scores.flip(1)}
-        logits = gate.logits(teachers, {}, {"ann": 1.0, "bob": 1.0})
+        logits = gate.logits(teachers, {}, {"ann": 1.0, "bob": 1.0}, {})
         return torch.log_softmax(logits, dim=1)
 
     for sign in (1, -1):
@@ -149,5 +150,5 @@ def test_fits_show_signs_of_progress():
     before = activity().marks
     fit_temperature(logits["ann"], truth)
     assert activity().marks - before == 60
-    fit_gate(logits, {}, TEMPERATURES, truth, folds)
+    fit_gate(logits, {}, TEMPERATURES, truth, folds, {}, 3)
     assert activity().marks - before > 60 + 5 * len(PENALTIES)

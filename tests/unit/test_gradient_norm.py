@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import deepspeed.runtime.utils as utils
@@ -21,12 +20,6 @@ from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 
 HALVES = ["zero0_bf16", *(f"zero{stage}_{half}" for stage in (1, 2) for half in ("bf16", "fp16"))]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 @pytest.mark.parametrize("bad", ["classifier.weight", "classifier.bias"])  # decayed, and not

@@ -225,7 +225,8 @@ def test_a_group_is_in_one_fold_over_all_splits(tmp_path):
 
 
 def test_few_groups_are_noted():
-    assert few_groups("test", 30, 90) is None
-    note = few_groups("test", 10, 90)
+    keys = np.arange(180).reshape(90, 2)
+    assert few_groups("test", keys // 6) is None
+    note = few_groups("test", keys // 18)
     assert note is not None and "split test has 10 groups of examples" in note and "89%" in note
-    assert "29 examples," in str(few_groups("test", 29, 29))
+    assert "29 examples," in str(few_groups("test", keys[:29]))

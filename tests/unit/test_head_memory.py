@@ -53,7 +53,7 @@ def test_labels_cost_little_beside_a_teachers_head(
     """In any order of a recipe's losses: there is one gradient of the head, and of the states none
     when the logits are made."""
     monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": logits_of.LOGIT_BYTES["cpu"] // 100})
-    for name in ("_LOGIT_BYTES", "_KEEP_BYTES"):
+    for name in ("LOGIT_BYTES", "KEEP_BYTES"):
         budgets = getattr(_projections, name)
         monkeypatch.setattr(_projections, name, {"cpu": budgets["cpu"] // 100})
     for module in (_rows_reference, sys.modules["ds_kernels.masked_cosine"]):  # small as they are

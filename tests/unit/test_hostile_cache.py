@@ -27,7 +27,7 @@ from cache_files import block, make_keys, manifest_of, write_cache, write_manife
 
 from ds_distill.cache.blocks import MappedShard
 from ds_distill.cache.codecs import CompactCodec
-from ds_distill.cache.format import END_OF_STREAM, file_checksum
+from ds_distill.cache.format import END_OF_STREAM
 from ds_distill.cache.index import SCHEMA
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
@@ -165,7 +165,7 @@ def forge_index(path: Path, change: Callable[[bytes], bytes]) -> None:
     manifest = manifest_of(path)
     file = path / manifest["index"]["file"]
     file.write_bytes(change(file.read_bytes()))
-    manifest["index"]["checksum"] = file_checksum(file)
+    manifest["index"]["checksum"] = checksum(file.read_bytes())
     write_manifest(path, manifest)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_text, toy_vocabulary
@@ -269,6 +270,85 @@ def test_numbers_are_classes_or_numbers(models: Path, tmp_path: Path) -> None:
         arguments = ["init", data, "--teacher", models / "encoder", "--output", file, "--force"]
         assert ds_distill(*arguments, *options).exit_code == 0
         assert yaml.safe_load(file.read_text())["task"]["type"] == task
+
+
+def parquet(folder: Path, row: Row, named: dict[str, Any]) -> Path:
+    """Rows as parquet, in which some columns declare the names of their class ids."""
+    folder.mkdir()
+    for split, size in SIZES.items():
+        draw = random.Random(0)
+        data = datasets.Dataset.from_list([row(number, draw) for number in range(size)])
+        for name, feature in named.items():
+            data = data.cast_column(name, feature)
+        data.to_parquet(folder / f"{split}.parquet")
+    return folder
+
+
+INTENTS = datasets.ClassLabel(names=[f"intent-{number}" for number in range(40)])
+PLACES = datasets.ClassLabel(names=["O", "B-place", "I-place", "B-river", "I-river"])
+WORDS = datasets.ClassLabel(names=["noun", "verb"])
+
+
+def sentence(number: int, draw: random.Random) -> dict[str, Any]:
+    """As conll2003 has them, with two columns of tags."""
+    words = text(number, draw).split()
+    return {"tokens": words, "pos": [n % 2 for n in range(len(words))], "ner": [3] * len(words)}
+
+
+DECLARED: dict[str, tuple[Row, dict[str, Any], list[str], dict[str, Any]]] = {
+    "more than 20 classes": (
+        lambda n, d: {"text": text(n, d), "label": n % 30},
+        {"label": INTENTS},
+        [],
+        {"type": "single-label", "labels": INTENTS.names},
+    ),
+    "of an unusual name": (
+        lambda n, d: {"text": text(n, d), "what_for": n % 30},
+        {"what_for": INTENTS},
+        [],
+        {"type": "single-label", "labels": INTENTS.names},
+    ),
+    "lists beside a text": (
+        lambda n, d: {"text": text(n, d), "labels": [n % 4, 4] if n % 3 else []},
+        {"labels": datasets.List(PLACES)},
+        [],
+        {"type": "multi-label", "labels": PLACES.names},
+    ),
+    "tags of a name": (
+        sentence,
+        {"pos": datasets.List(WORDS), "ner": datasets.List(PLACES)},
+        ["--label", "ner"],
+        {"type": "token-classification", "labels": PLACES.names},
+    ),
+    "tags that are no entities": (
+        sentence,
+        {"pos": datasets.LargeList(WORDS)},
+        [],
+        {"type": "token-classification", "labels": WORDS.names, "metric": "accuracy"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_class_ids_with_names_are_classes(case: str, models: Path, tmp_path: Path) -> None:
+    row, named, options, wanted = DECLARED[case]
+    data, file = parquet(tmp_path / "data", row, named), tmp_path / "made.yaml"
+    made = ds_distill("init", data, "--teacher", models / "encoder", "--output", file, *options)
+    assert made.exit_code == 0, made.output
+    task = yaml.safe_load(file.read_text())["task"]
+    assert {key: task.get(key) for key in wanted} == wanted
+    if "tags" in case:
+        assert task["data"]["columns"] == {"tags": options[-1] if options else "pos"}
+    checked = ds_distill("check", file)
+    assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
+
+
+def test_of_several_columns_of_tags_one_is_asked_for(models: Path, tmp_path: Path) -> None:
+    named = {"pos": datasets.List(WORDS), "ner": datasets.List(PLACES)}
+    data = parquet(tmp_path / "data", sentence, named)
+    arguments = ["--teacher", models / "encoder", "--output", tmp_path / "made.yaml"]
+    with pytest.raises(UserError, match=r"tags\?.*pos, ner\. Say which: --label"):
+        ds_distill("init", data, *arguments)
 
 
 SETS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap, as_yaml, label_map, tag_map
-from ds_distill.recipe.schema import Teacher
+from ds_distill.phases.evaluate import with_head
+from ds_distill.recipe.schema import Recipe, Teacher
+from ds_distill.run.run import Run
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -228,3 +231,32 @@ def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
     same = label_doubt(np.eye(3)[np.zeros(100, int)], labels, LABELS)
     assert same is not None and same.is_worthless and same.order is None, "it is that answer"
     assert label_doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"
+
+
+@pytest.mark.parametrize("names", [["x", "y"], ["LABEL_0", "LABEL_1"]])
+def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
+    names: list[str], tmp_path: Path
+) -> None:
+    """An evaluation leaves it out, also where the checkpoint's own names would do."""
+    config = tr.BertConfig(id2label=dict(enumerate(names)))
+    config.architectures = ["BertForSequenceClassification"]
+    config.save_pretrained(tmp_path)
+    model, labels = {"model": str(tmp_path)}, dict(zip(names, ("bad", "good"), strict=True))
+    tasks = {task: {"data": {"path": "data"}} for task in ("moods", "topics")}
+    recipe = Recipe.model_validate(
+        {
+            "name": "two-tasks",
+            "tasks": tasks,
+            "teachers": {"t": {**model, "labels": labels}},
+            "student": model,
+            "phases": [{"evaluate": {"task": task}} for task in tasks],
+        }
+    )
+    found = {}
+    for task, own in (("moods", ["good", "bad"]), ("topics", ["news", "sports"])):
+        run = Run.__new__(Run)  # a whole one opens data
+        run.recipe, run.task_name, run.labels = recipe, task, own
+        run.task = recipe.tasks_by_name[task]
+        reference = run.reference("t", 0)
+        found[task] = with_head(run, reference), reference.label_map is not None
+    assert found == {"moods": (True, True), "topics": (False, False)}

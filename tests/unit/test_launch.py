@@ -100,6 +100,22 @@ def test_filters(include, exclude, expected):
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
+        ("me@one", None, {"me@one": [0, 1]}),
+        ("three@me@two:1@me@one:0", None, {"me@one": [0], "me@two": [1], "three": [0]}),
+        (None, "me@two:1@three", {"me@one": [0, 1], "me@two": [0]}),
+    ],
+)
+def test_a_filter_names_a_host_with_its_user_as_the_hostfile_does(include, exclude, expected):
+    """`me` was looked for alone, and what the message suggested failed too."""
+    hosts = {"me@one": [0, 1], "me@two": [0, 1], "three": [0]}
+    assert choose(hosts, include, exclude) == expected
+    with pytest.raises(UserError, match=r"no host 'one'\. Did you mean `me@one`"):
+        choose(hosts, "one", None)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
         ("one", "two", "either --include or --exclude"),
         ("on", None, "no host 'on'. Did you mean `one`?"),
         ("two:2", None, "two has no slot '2'; it has 0 to 1"),
@@ -192,6 +208,11 @@ def test_ranks_see_the_gpus_of_their_slots(slots, seen, expected, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     ranks = order(hosts={"here": slots}, node_rank=0).ranks()
     assert {rank.environment.get("CUDA_VISIBLE_DEVICES") for rank in ranks} == {expected}
+    if seen is not None:  # given with --env, it counts, and not the agent's own
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8,9")
+        environment = {"CUDA_VISIBLE_DEVICES": seen}
+        ranks = order(hosts={"here": slots}, node_rank=0, environment=environment).ranks()
+        assert {rank.environment["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {expected}
 
 
 def test_gloo_gets_the_interface_that_leads_to_the_first_host(monkeypatch):

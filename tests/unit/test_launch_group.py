@@ -24,7 +24,7 @@ grace, silence = float(sys.argv[1]), float(sys.argv[2]) or None
 program, *arguments = sys.argv[3:]
 commands = [[sys.executable, "-c", program, name] for name in arguments]
 group = Group([Command(command, dict(os.environ)) for command in commands], grace)
-sys.exit(watch(group, 0, signals, silence))
+sys.exit(watch(group, signals, silence))
 """
 
 DEAF = """

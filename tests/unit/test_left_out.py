@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,12 +15,6 @@ from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch, Signals
 
 CONFIGS = [f"zero{stage}_{dtype}" for stage in range(4) for dtype in ("fp32", "bf16")]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 def batch_of(logits: float) -> Batch:

@@ -173,3 +173,13 @@ def test_a_model_is_evaluated_on_the_task_that_made_it_last() -> None:
     recipe = recipe_of([{"fine-tune": trained}, *tests, {"expand-vocabulary": grown}, *tests])
     found = [models_to_evaluate(recipe, number).get("made") for number in (1, 2, 4, 5)]
     assert found == ["control", None, None, "control"]
+
+
+def test_a_cache_that_no_student_reads_is_not_there() -> None:
+    """`only_if_read`: an expertise phase reads a cache that there is, and makes none."""
+    cache = {"cache": {"task": "one", "splits": ["train"], "only_if_read": True}}
+    fits = {"expertise": {"task": "one", "split": "train"}}
+    for teachers, there in (("live", False), ("cached", True)):
+        distil = {"task": "one", "teachers": teachers, "losses": {"kl": {}}}
+        recipe = recipe_of([cache, fits, {"distil": distil}])
+        assert (steps(recipe)[1].held("train") is not None) == there

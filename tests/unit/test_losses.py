@@ -14,7 +14,6 @@ from ds_distill.losses import CrossEntropy, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.reads import Reads
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import TERMS, losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, Signals
@@ -421,7 +420,7 @@ def make_bundle(
     teachers = {name: teachers[name] for name in widths}
     torch.manual_seed(3)
     terms = build_terms(losses, TermInputs(16, widths))
-    router = Router(routing_of(policy=policy), temperature=2.0)
+    router = Router(policy, temperature=2.0)
     return Bundle(student, teachers if live else {}, terms, router), teachers
 
 
@@ -599,7 +598,7 @@ def test_a_term_reads_other_layers_of_each_teacher(labels):
     view = PaddedView(ids, torch.ones_like(ids))
     batch = Batch.from_views(dict.fromkeys(models, view), labels)
     term = Unlike({})
-    router = Router(routing_of("average"))
+    router = Router("average")
     student = models.pop("student")
     Bundle(student, models, {"unlike": term}, router)(batch)["loss"].backward()
     assert term.seen == {"student": {1}, "deep": {4}, "shallow": {0, 2}}

@@ -14,6 +14,7 @@ from ds_distill.evaluation.baseline import Unigram, class_log_shares
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
+    NumberPredictions,
     TokenScores,
     confusion_matrix,
 )
@@ -33,6 +34,9 @@ from ds_distill.recipe.metrics.classes import (
     ECE,
     F1,
     Accuracy,
+    LabelsMacroF1,
+    LabelsMacroPrecision,
+    LabelsMacroRecall,
     MacroF1,
     MacroPrecision,
     MacroRecall,
@@ -149,6 +153,27 @@ def test_a_weight_counts_an_example_as_often(examples):
             assert metric.counts(whole).shape[0] == len(whole)
 
 
+@settings(deadline=None)
+@given(st.data(), st.lists(st.integers(0, 2), min_size=2, max_size=8))
+def test_a_metric_says_of_which_labels_it_has_no_value(data, labels):
+    """Of those that are undefined by labels alone, whatever is predicted."""
+    draw, labels = np.random.default_rng(data.draw(st.integers(0, 99))), np.array(labels)
+    counts, scores = np.bincount(labels, minlength=3), draw.normal(size=(len(labels), 3))
+    for name in "abc":
+        metric = build_metric("classes", AUC.Settings(positive=name), "abc")
+        has = not np.isnan(metric.value(ClassPredictions(scores, labels)))
+        assert (metric.no_value(counts, len(labels)) is None) == has
+    many = np.stack([labels & 1, labels >> 1], axis=1)
+    metric = build_metric("labels", METRICS["labels"]["macro_auc"].Settings(), "ab")
+    has = not np.isnan(metric.value(LabelPredictions(scores[:, :2], many)))
+    assert (metric.no_value(many.sum(axis=0), len(labels)) is None) == has
+    for name in ("pearson", "spearman", "mse"):
+        metric = build_metric("numbers", METRICS["numbers"][name].Settings())
+        has = not np.isnan(metric.value(NumberPredictions(scores[:, 0], labels.astype(float))))
+        different = np.unique(labels, return_counts=True)[1]
+        assert (metric.no_value(different, len(labels)) is None) == has
+
+
 # ---------------------------------------------------------------------------------- no examples
 
 
@@ -222,30 +247,23 @@ def test_sure_and_right_has_no_calibration_error_and_sure_and_wrong_the_largest(
 @pytest.mark.filterwarnings("error")
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=30))
+@example([[3, 1, 0, 0]])  # of a label that is neither there nor predicted, too
+@example([[0, 0, 0, 0]])
 def test_what_is_over_labels_is_scikit_learns(rows):
     """2 * predicted + there, of each example and label."""
     codes = np.array(rows)
     predicted, there = codes // 2, codes % 2
-    logits = predicted - 0.5
-    some = ((predicted + there) > 0).any(axis=0)
-    for metric, function in (
-        (MicroF1, sklearn.f1_score),
-        (MicroPrecision, sklearn.precision_score),
-        (MicroRecall, sklearn.recall_score),
+    for average, metric, function in (
+        ("micro", MicroF1, sklearn.f1_score),
+        ("micro", MicroPrecision, sklearn.precision_score),
+        ("micro", MicroRecall, sklearn.recall_score),
+        ("macro", LabelsMacroF1, sklearn.f1_score),
+        ("macro", LabelsMacroPrecision, sklearn.precision_score),
+        ("macro", LabelsMacroRecall, sklearn.recall_score),
     ):
-        wanted = function(there, predicted, average="micro", zero_division=0)
-        assert value(metric.Settings(), logits, there, over="labels") == pytest.approx(wanted)
-    for metric, function in (
-        (MacroF1, sklearn.f1_score),
-        (MacroPrecision, sklearn.precision_score),
-        (MacroRecall, sklearn.recall_score),
-    ):
-        by_label = function(there, predicted, average=None, zero_division=0)
-        found = value(metric.Settings(), logits, there, over="labels")
-        if some.any():
-            assert found == pytest.approx(by_label[some].mean())
-        else:
-            assert np.isnan(found)
+        wanted = function(there, predicted, average=average, zero_division=0)
+        found = value(metric.Settings(), predicted - 0.5, there, over="labels")
+        assert found == pytest.approx(wanted), metric
 
 
 def test_what_is_not_known_of_a_label_is_left_out():

@@ -24,7 +24,7 @@ from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.policies import POLICIES, routing_of
+from ds_distill.recipe.policies import POLICIES
 from ds_distill.recipe.tasks import Data, MultiLabel
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, Target
@@ -133,6 +133,31 @@ def test_logit_mse_is_the_mean_over_labels() -> None:
         own, dict(zip("ab", several, strict=True)), Target(None, weights), batch, two=False
     )
     assert terms["logit_mse"](*given).tolist() == [1.0, 4.0] * 3
+
+
+@pytest.mark.parametrize("of_states", ["hidden_mse", "cosine", "activation_boundary"])
+@pytest.mark.parametrize("of_labels", ["cross_entropy", "confidence_penalty"])
+def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: str) -> None:
+    """Each term's share is that which it has alone."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=4, num_labels=3, hidden_dropout_prob=0.0, classifier_dropout=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    student, teacher = (BertForSequenceClassification(config).eval() for _ in range(2))
+    ids = torch.randint(0, 9, (3, 4))
+    view, labels = PaddedView(ids, torch.ones_like(ids)), torch.randint(0, 2, (3, 3))
+
+    def shares(*names: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)  # of projections
+        losses = losses_of({name: {} for name in names})
+        bundle = Bundle(student, {"t": teacher}, build_terms(losses, TermInputs(4, {"t": 4})))
+        return bundle(Batch.from_views({"student": view, "t": view}, labels))
+
+    together = shares(of_labels, of_states)
+    for name in (of_labels, of_states):
+        assert together[name].equal(shares(name)[name])
 
 
 def make_batch(draw: np.random.Generator, n: int, many: int) -> Batch:
@@ -259,7 +284,7 @@ def test_the_target_of_a_label_does_not_depend_on_the_others() -> None:
         batch = Batch.from_views(
             {"student": view}, torch.from_numpy(truth), keys=keys, teacher_names=named
         )
-        one, other = (Router(routing_of(name), fitted=needs)(s, batch) for s in (signals, both))
+        one, other = (Router(name, fitted=needs)(s, batch) for s in (signals, both))
         assert torch.equal(one.weights[:, :, 0], other.weights[:, :, 0]), name
         if one.logits is not None and other.logits is not None:
             assert torch.equal(one.logits[:, 0], other.logits[:, 0]), name

@@ -13,6 +13,7 @@ from toys import make_tiny_bert, toy_vocabulary
 from typer.testing import CliRunner
 
 from ds_distill import Batch, PaddedView, Router
+from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.cli import app
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
@@ -24,6 +25,7 @@ from ds_distill.data.windows import split_long
 from ds_distill.data.word_windows import prepare as word_windows
 from ds_distill.errors import UserError
 from ds_distill.keys import name_id
+from ds_distill.recipe import Recipe
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.types import Signals
 
@@ -130,6 +132,20 @@ def test_a_batch_of_ones_own_names_teachers() -> None:
         Router("column")(signals, Batch.from_views({"student": view}))
     with pytest.raises(ValueError, match=r"teacher_names must be torch.int64 \[3\]"):
         Batch.from_views({"student": view}, teacher_names=["first"])
+
+
+def test_a_teacher_that_may_be_left_out_is_not_named(toy_settings: dict[str, Any]) -> None:
+    """Its examples would follow the others alike without a word."""
+    fits = {"expertise": {"leave_out": "unqualified"}}
+    source: Any = None  # no split is read
+    for follow, says in (
+        (None, ["may leave it out. Set follow: [first, second]"]),
+        (["first"], []),
+    ):
+        distil = {"routing": "column", "follow": follow, "losses": {"kl": {}}}
+        recipe = Recipe.model_validate({**toy_settings, "phases": [fits, {"distil": distil}]})
+        found = [*named_teacher_mistakes(recipe, "task", source, {})]
+        assert len(found) == len(says) and all(map(str.__contains__, found, says)), found
 
 
 def test_a_run_follows_the_column(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from ds_distill.keys import content_keys
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import Task
 from ds_distill.run.execute import execute
+from ds_distill.training import loop
 
 WORD = "snow"
 
@@ -151,6 +153,44 @@ def test_where_all_are_left_out_the_training_went_astray(settings, tmp_path):
     message = refused(sound, [{"distil": {**LIVE["distil"], "learning_rate": 1e30}}], tmp_path)
     assert "was not finite in 10 micro-batches one after the other (kl)" in message
     assert "set a lower learning_rate than 1e+30" in message
+
+
+@pytest.mark.parametrize("deepspeed", ["zero1_fp32", "zero0_bf16"])
+def test_gradients_that_are_not_finite_where_the_loss_is(
+    deepspeed: str, settings: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """As of a root at 0. DeepSpeed leaves such a step out without a word: it is told and counted,
+    and a training of nothing else ends."""
+    training = {**settings["training"], "batch_size": 4}  # 15 steps
+    phase = {"distil": {**LIVE["distil"]}}
+    sound = {**settings, "teachers": {"first": settings["teachers"]["first"]}}
+    sound |= {"training": training, "deepspeed": deepspeed}
+    began, broken = loop.start_engine, [2, 3, 7]
+
+    def start(job: Any, run: Any, total: int) -> Any:
+        calls = itertools.count()
+        [weight] = [
+            w for name, w in job.bundle.student.named_parameters() if name.endswith("r.bias")
+        ]
+        weight.register_hook(lambda of: of * (torch.nan if next(calls) in broken else 1.0))
+        return began(job, run, total)
+
+    monkeypatch.setattr(loop, "start_engine", start)
+    (tmp_path / "some").mkdir()
+    path = tmp_path / "some" / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**sound, "phases": [phase]}))
+    execute(load_recipe(str(path)), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "phases" / "00-distil.json").read_text())
+    assert record["trained"][0]["skipped"] == 3
+    assert "gradients are not finite at step 3, where the loss is" in capsys.readouterr().out
+    assert (tmp_path / "run" / "not-finite-student-step-3.jsonl").is_file()
+    broken[:] = range(15)
+    (tmp_path / "all").mkdir()
+    message = refused(sound, [phase], tmp_path / "all")
+    assert (
+        "gradients are not finite in 10 steps one after the other, the last of them step 10"
+        in message
+    )
 
 
 def test_weights_that_a_training_starts_from_are_blamed(settings, tmp_path):

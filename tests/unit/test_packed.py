@@ -219,19 +219,28 @@ def test_no_dropout_in_training_on_packed_views():
         read_signals(model.train(), PackedView.of(padded_view([3, 2])))
 
 
-def test_backends():
-    assert packed_backend(CONFIGS["bert"], CPU) == "example by example"
-    assert packed_backend(CONFIGS["deberta-v3"], CPU) == "example by example"
-    assert packed_backend(tr.AlbertConfig(**SIZES), CPU) is None
+def test_backends(monkeypatch):
+    capability = [(8, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+    plain, gpu = "example by example", torch.device("cuda")
     convolution = tr.DebertaV2Config(**DEBERTA, conv_kernel_size=3)
-    assert packed_backend(convolution, CPU) is None
-    gpu = torch.device("cuda")
-    assert packed_backend(CONFIGS["bert"], gpu) == f"varlen_attn of torch {torch.__version__}"
+    bert, deberta = CONFIGS["bert"], CONFIGS["deberta-v3"]
+    for device, half in ((CPU, False), (CPU, True), (gpu, False)):  # kernels compute in 16 bits
+        assert packed_backend(bert, device, half=half) == plain
+        assert packed_backend(deberta, device, half=half) == plain
+        assert packed_backend(convolution, device, half=half) is None
+    assert packed_backend(tr.AlbertConfig(**SIZES), CPU, half=True) is None
+    assert packed_backend(bert, gpu, half=True) == f"varlen_attn of torch {torch.__version__}"
     there = find_spec("flashdeberta") is not None
-    found = packed_backend(CONFIGS["deberta-v3"], gpu)
+    found = packed_backend(deberta, gpu, half=True)
     assert (found is not None and found.startswith("flashdeberta ")) == there
     narrow = tr.DebertaV2Config(**{**DEBERTA, "num_attention_heads": 4})
-    assert packed_backend(narrow, gpu) is None and packed_backend(narrow, CPU) is not None
+    assert packed_backend(narrow, gpu, half=True) is None
+    for width in (26, 288):  # of a head; 26: TinyBERT's with 312 in all
+        other = tr.BertConfig(**{**SIZES, "hidden_size": 4 * width, "num_attention_heads": 4})
+        assert packed_backend(other, gpu, half=True) is None
+    capability[0] = (7, 5)  # FlashAttention runs on none before Ampere
+    assert packed_backend(bert, gpu, half=True) is None
     assert packed_attention(CONFIGS["bert"]) == ATTENTION
     assert packed_attention(CONFIGS["deberta-v3"]) is None
 

@@ -81,7 +81,7 @@ def test_labels_alone_train_as_long_and_from_the_same_start(name: str) -> None:
     table = TABLES[name]
     for variant in table.variants.values():
         recipe = load_recipe(table.recipe, overrides_of(table, variant), small=True)
-        phases = dict(zip(recipe.phase_names(), recipe.phases, strict=True))
+        phases = dict(recipe.named_phases())
         if LABELS_ONLY in variant.more:
             distil, labels_only = phases["distil"], phases["labels-only"]
             same = ("epochs", "steps", "batch_size", "learning_rate", "split", "starts")

@@ -21,10 +21,11 @@ from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.policies import POLICIES, Average, candidates, routing_of
+from ds_distill.recipe.policies import POLICIES, Average, candidates
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, fit
+from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.comparison import compare
 from ds_distill.routing.multi_label import load_fitted, of_label
 from ds_distill.routing.partial_teachers import knowing_average
@@ -171,7 +172,7 @@ def partial_pair() -> dict[str, Signals]:
 
 def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
     student, teachers = Signals(randn(ROWS, 4)), partial_pair()
-    target = Router(routing_of("average", mix="losses"))(teachers, batch_of())
+    target = Router({"policy": "average", "mix": "losses"})(teachers, batch_of())
     found = term("kl", temperature=2.0)(student, teachers, target, batch_of())
     wanted = torch.zeros(ROWS, dtype=torch.float64)
     for of in teachers.values():
@@ -239,6 +240,34 @@ def test_the_name_in_the_table_is_of_a_policy_that_trains() -> None:
     assert target.logits is None and torch.equal(target.weights, torch.full((2, 8), 0.5))
 
 
+def test_rows_of_which_another_teacher_says_nothing() -> None:
+    """The gate's target is over all classes there, or it is refused; never over those of a teacher
+    of some, which a student's first ones would be compared with."""
+    signals, truth, keys = specialists(400)
+    full = Signals(torch.randn(400, 4) + 4 * torch.eye(4)[torch.from_numpy(truth)])
+    says = torch.arange(8) % 2 == 0
+    for some in ({"first": signals["first"]}, signals):
+        teachers = {**some, "file": full}
+        fitted = fit(teachers, truth, keys, LABELS)
+        here = {name: of.at(torch.arange(8)) for name, of in teachers.items()}
+        here["file"] = Signals(here["file"].logits, given=says)
+        router = Router("gate", fitted=fitted)
+        if len(some) < 2:
+            with pytest.raises(ValueError, match="must know all classes"):
+                router(here, batch_of(8))
+            continue
+        target = router(here, batch_of(8))
+        assert target.logits is not None and target.logits.shape == (8, 4)
+        log_probs = {
+            name: log_probabilities(of.logits[:8], fitted.temperatures[name])
+            for name, of in some.items()
+        }
+        classes = {name: of.classes for name, of in some.items()}
+        wanted = knowing_average(log_probs, classes, 4)  # type: ignore[arg-type]
+        torch.testing.assert_close(target.logits[~says], wanted[~says])
+        assert not target.weights[2, ~says].any() and target.weights[2, says].all()
+
+
 def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
     p = {"x": torch.tensor([[0.2, 0.8]]), "y": torch.tensor([[0.6, 0.3, 0.1]])}
     classes = {"x": torch.tensor([0, 2])}
@@ -297,12 +326,12 @@ def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
     for entry in POLICIES.values():
         for settings in ({}, {"mix": "probabilities"}, {"mix": "losses"}):
             try:
-                routing = routing_of(entry.name, **settings)
+                routing = entry.settings.model_validate(settings)
             except ValueError:
                 continue
             if entry.implementation is None:
                 continue
-            router = Router(routing, fitted=fitted)
+            router = Router({"policy": entry.name, **settings}, fitted=fitted)
             if entry.allows_partial(routing):
                 allowed.append((entry.name, settings.get("mix")))
                 router(signals, batch_of(60))

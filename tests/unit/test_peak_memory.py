@@ -1,11 +1,13 @@
 """The most memory of a phase, which a training in it measures anew."""
 
+from mmap import mmap
+
 import numpy as np
 import pytest
 import torch
 
 from ds_distill.process import peak_memory
-from ds_distill.process.peak_memory import PeakMemory
+from ds_distill.process.peak_memory import PeakMemory, forget_resident_peak, resident_peak
 
 MIB = 2**20
 
@@ -30,6 +32,18 @@ def test_a_training_does_not_hide_what_the_phase_held_before() -> None:
     assert of_phase == before
     peak.begin_phase()
     assert (peak.of_phase() or 0) < before - 300 * MIB
+
+
+def test_a_peak_is_of_the_time_since_it_was_forgotten() -> None:
+    if resident_peak() is None:
+        pytest.skip("this system does not say what a process holds")
+    # Mapped, not allocated: an allocator may take it from what it has freed and keep it again.
+    with mmap(-1, 64 * MIB) as mapped:
+        mapped.write(b"1" * (64 * MIB))
+        inside = resident_peak()
+    forget_resident_peak()
+    after = resident_peak()
+    assert inside is not None and after is not None and inside - after > 48 * MIB
 
 
 def test_where_a_system_does_not_say_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from ds_distill.planning.gpus import GPUS, Device, find_device
+from ds_distill.planning.gpus import GPUS, Device
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run import execute as execute_module
@@ -81,8 +81,7 @@ def test_a_cpu_run_has_no_plan() -> None:
 def test_results_have_the_plan_beside_the_truth(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = find_device("cpu", 1)
-    monkeypatch.setattr(execute_module, "planned_device", lambda world: device)
+    monkeypatch.setattr(execute_module, "planned_device", lambda world: GPUS["l4"])
     results = run_recipe(recipe, tmp_path / "run").results
     trainings = results["plan"]["trainings"]
     trained = [

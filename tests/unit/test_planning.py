@@ -23,6 +23,7 @@ from ds_distill.planning.models import planned_model, shipped_configs
 from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts, split_facts
+from ds_distill.planning.table import plan_text
 from ds_distill.recipe import load_recipe
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"
@@ -106,6 +107,28 @@ def test_a_cache_that_no_phase_reads_is_not_planned(tmp_path: Path) -> None:
     assert cache.fits and cache.build_seconds == pytest.approx(1000 / cache.examples_per_second)
 
 
+@pytest.mark.parametrize(
+    ("chooses", "examples"),
+    [
+        ({}, 1000),
+        ({"per_class": 10}, 30),
+        ({"focus": {"classes": ["a", "b"]}}, 80),
+        ({"focus": {"classes": ["a", "b"]}, "per_class": 25}, 50),
+    ],
+)
+def test_steps_are_of_the_examples_that_a_phase_trains_on(
+    tmp_path: Path, chooses: dict[str, Any], examples: int
+) -> None:
+    """Of 40 of each class, where a phase chooses among them: all of the split were counted."""
+    rows = [{"text": f"{label} {n}", "label": label} for label in "abc" for n in range(40)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"data": {"path": str(file)}, "labels": ["a", "b", "c"], "max_length": 32}
+    phases = [{"fine-tune": {"models": "student", **chooses}}]
+    [job] = planned(tmp_path, task=task, phases=phases).jobs
+    assert job.steps == 2 * -(-examples // 16)
+
+
 def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path: Path) -> None:
     sizes = ["task.max_length=512", "deepspeed=zero0_bf16"]
     [job] = planned(tmp_path, *sizes, gpus=1, gpu="t4").jobs
@@ -142,6 +165,20 @@ def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
     # Small micro-batches of live teachers are slow: it costs less than one of these passes.
     [pays] = planned(tmp_path, "training.batch_size=4", "deepspeed=zero1_bf16").break_even
     assert pays.passes < 0.5
+
+
+@pytest.mark.parametrize("teachers", ["live", "cached"])
+def test_teachers_that_are_files_alone_are_neither_live_nor_cached(
+    tmp_path: Path, teachers: str
+) -> None:
+    """`plan`, and `profile` after all that it had measured, divided by a rate of 0."""
+    files = {"file": {"predictions": "mine.jsonl"}}
+    distil = {"distil": {"teachers": teachers, "losses": {"kl": {}}}}
+    plan = planned(tmp_path, teachers=files, phases=[{"cache": {"splits": "train"}}, distil])
+    [job] = plan.jobs
+    assert {one.choice.teachers for one in job.others} == {None} and len(job.others) == 8
+    assert plan.break_even == plan.caches == []
+    assert plan_text(plan).startswith("mine: ")  # without advice of how to run them
 
 
 @pytest.mark.further
@@ -189,6 +226,28 @@ def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
     # Two models' logits in fp32 and the derivative in bf16; a decoder's gradient in fp32.
     assert live.head == rows * 30522 * (8 + 2) + 4 * 30522 * 128
     assert cached.head > rows * 30522 * 4
+
+
+def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
+    """Of one micro-batch: its logits in fp32, or top entries; and states, of all micro-batches."""
+    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    teachers = {"one": {"model": str(shipped_configs()[BERT])}}
+    losses: dict[str, Any] = {"kl": {}, "hidden_mse": {}}
+    distil = {"distil": {"teachers": "cached", "losses": losses}}
+
+    def of(codec: str, micro_batch: int) -> Placement:
+        cache = {"cache": {"splits": "train", "hidden": [-1], "codec": {"name": codec}}}
+        parts = {"task": task, "teachers": teachers, "phases": [cache, distil]}
+        shape = "training.batch_size=128", f"training.micro_batch_size={micro_batch}"
+        [job] = planned(tmp_path, *shape, **parts, gpus=1).jobs
+        return job.chosen
+
+    tokens, states = 0.15 * 64, round(0.15 * 64 * 128) * 256 * 4
+    compact, more, topk = of("compact", 8), of("compact", 32), of("topk", 8)
+    assert compact.signals == round(tokens * 8) * 30522 * 4 + states
+    assert more.signals == round(tokens * 32) * 30522 * 4 + states
+    assert topk.signals == round(tokens * 8) * (64 * (4 + 8) + 4) + states
+    assert topk.largest_micro_batch > 1.1 * compact.largest_micro_batch
 
 
 def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
@@ -347,6 +406,9 @@ def test_known_devices_make_sense() -> None:
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 79.3, "a100"),
+        ("NVIDIA A100 80GB PCIe", 79.3, "a100-pcie"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "a100-pcie-40gb"),
+        ("Tesla V100-PCIE-16GB", 15.8, "v100-pcie"),
         ("Tesla V100-SXM2-16GB", 15.8, "v100"),
         ("Tesla V100-SXM2-32GB", 31.7, "v100"),
         ("NVIDIA L40", 44.4, None),

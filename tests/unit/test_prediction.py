@@ -21,7 +21,9 @@ from transformers import (
     BertForSequenceClassification,
     pipeline,
 )
+from typer.testing import CliRunner
 
+from ds_distill.cli.commands import app
 from ds_distill.errors import UserError
 from ds_distill.predictors.prediction import load_predictor, predict, predict_file
 from ds_distill.recipe.tasks import SingleLabel
@@ -155,6 +157,14 @@ def test_a_label_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     assert alone["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
 
 
+def test_a_file_is_not_replaced_by_its_predictions(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "mine"}\n')
+    done = CliRunner().invoke(app, ["predict", "somewhere", str(file), "--output", str(file)])
+    assert "is the file of the texts. Name another one." in str(done.exception)
+    assert file.read_text() == '{"text": "mine"}\n'
+
+
 @pytest.mark.parametrize(
     ("columns", "row"),
     [
@@ -235,10 +245,10 @@ def test_answers_are_the_best_spans_of_the_context(answers: Path) -> None:
     pairs.append((questions[0], long))
     for pair, found in zip(pairs, predict(answers, pairs, batch_size=7), strict=True):
         question, context = pair
-        scores = [answer["score"] for answer in found["answers"]]
+        scores = [answer["score"] for answer in found["candidates"]]
         assert scores == sorted(scores, reverse=True) and 1 <= len(scores) <= 5
-        assert found["predicted"] == found["answers"][0]["text"]
-        for answer in found["answers"]:
+        assert found["predicted"] == found["candidates"][0]["text"]
+        for answer in found["candidates"]:
             assert context[answer["start"] : answer["end"]] == answer["text"]
         encoded = tokenizer(question, context, return_tensors="pt")
         if encoded.input_ids.shape[1] > 32:
@@ -254,14 +264,17 @@ def test_answers_are_the_best_spans_of_the_context(answers: Path) -> None:
         ]
         assert scores == pytest.approx(sorted(sums, reverse=True)[:5], abs=1e-4)
     [nothing] = predict(answers, [("we saw", " ")])
-    assert nothing == {"predicted": "", "answers": []}
+    assert nothing == {"predicted": "", "candidates": []}
     assert list(predict(answers, [])) == []
 
 
 def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
-    file.write_text(json.dumps({"question": "we saw", "context": TEXTS[0], "id": 3}) + "\n")
+    right = [{"text": "saw", "start": 3}]
+    asked = {"question": "we saw", "context": TEXTS[0], "id": 3, "answers": right}
+    file.write_text(json.dumps(asked) + "\n")
     [row], sentences = from_file(answers, file)
+    assert row["answers"] == right, "not what the model makes of it"
     [expected] = predict(answers, [("we saw", TEXTS[0])])
     assert row["id"] == 3 and row["predicted"] == expected["predicted"]
     assert sentences[-1].startswith("1 texts in ")
@@ -270,7 +283,7 @@ def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
     assert swapped["predicted"] == expected["predicted"]
     with pytest.raises(UserError, match=r"'context', but this model reads pairs of a question"):
         from_file(answers, file, text="context")
-    with pytest.raises(UserError, match="no column 'text'; it has: question, context, id"):
+    with pytest.raises(UserError, match="no column 'text'; it has: question, context, id, answers"):
         from_file(model, file)
 
 

@@ -26,7 +26,7 @@ from runs import (
     evaluation,
     run_here,
 )
-from toys import TOY_WORDS, make_tiny_bert, toy_vocabulary
+from toys import TOY_WORDS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from typer.testing import CliRunner
 
 from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe, run_recipe
@@ -434,6 +434,35 @@ def test_a_run_whose_file_lacks_texts(
     recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
     with pytest.raises(UserError, match=r"cache .*first.*weights"):
         run_recipe(load_recipe(recipe), tmp_path / "third")
+
+
+def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
+    toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The gate reads both; where the file says nothing, nobody knows an animal."""
+    settings = with_answers(toy_settings, tmp_path, transfer=3)
+    model = make_toy_classifier(tmp_path / "classifier")
+    knows = {label: label for label in ("food", "weather")}
+    settings["teachers"]["second"] = {"model": str(model), "labels": knows}
+    settings["phases"] = phases = settings["phases"][1:-1]
+    recipe = tmp_path / "recipe.yaml"
+
+    def mistakes(routing: Any) -> str:
+        phases[-1]["distil"]["routing"] = routing
+        recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
+        try:
+            check_all(load_recipe(recipe))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    for policy in ("gate", "chosen"):
+        found = mistakes(policy)
+        assert "second" in found and "do not know all labels" in found, found
+        assert f"{policy} reads all teachers, and of some examples first says nothing" in found
+    assert mistakes({"policy": "average", "mix": "losses"}) == ""
+    knows["animal"] = "animal"
+    assert mistakes("gate") == ""
 
 
 def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path) -> None:

@@ -66,6 +66,20 @@ def test_one_that_always_predicts_the_same_class_is_not_its_expert():
     assert found == {"one": "predicts no class better than chance"}
 
 
+def test_a_teacher_that_alone_knows_a_class_stays():
+    """Without it no teacher would teach that class; of two that know it, one is enough."""
+    none = np.full((len(TRUTH), 1), -np.inf)
+    of_two = np.concatenate([none, always(2)[:, 1:]], axis=1)
+    good = np.concatenate([knows(0.9, 0.9, 0.9)[:, :2], none], axis=1)
+    classes = {"ann": torch.tensor([0, 1]), "two": torch.tensor([1, 2])}
+    teachers = {"ann": good, "two": of_two}
+    assert list(unqualified(teachers, TRUTH, LABELS)) == ["two"]
+    assert unqualified(teachers, TRUTH, LABELS, classes) == {}
+    both = {**classes, "too": classes["two"]}
+    found = unqualified({**teachers, "too": of_two}, TRUTH, LABELS, both)
+    assert list(found) == ["too"]
+
+
 def test_nobody_leaves_for_chance_where_all_would():
     teachers = {"ann": always(0), "bob": always(1)}
     assert unqualified(teachers, TRUTH, LABELS) == {}

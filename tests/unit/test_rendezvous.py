@@ -26,7 +26,7 @@ from ds_distill.process import rendezvous as rendezvous
 from ds_distill.process.rendezvous import Rendezvous, RanksMissing, StoreLost
 
 ranks, size, limit, what = json.loads(sys.argv[1])
-progress.TELL_SECONDS = rendezvous.TELL_SECONDS = 0.5
+progress.TELL_SECONDS = 0.5
 os.environ.update(WORLD_SIZE=str(size), LOCAL_SIZE="2")
 
 def work(rank):

@@ -315,13 +315,39 @@ def test_a_test_that_is_too_small_to_tell_is_not_called_level():
     record["models"]["t"]["to_baseline"]["interval"] = [-0.11, 0.09]
     [table, *_] = evaluation_tables(record)
     assert "to +9.0)?" in table.text() and "too small to tell" in table.text()
-    row |= {"difference": 0.0, "interval": [0.0, 0.0]}
+
+
+def test_an_interval_of_no_width_decides_nothing():
+    """As of an example alone, or a single group: it was "better than the teacher", and green."""
+    results = make_results({"t": ("teacher", 0.55), "average": ("student", 1.0)})
+    [evaluation] = results["phases"][-1:]
+    [row] = evaluation["comparisons"]
+    row |= {"difference": 0.45, "interval": [0.45, 0.45 + 1e-15]}
+    unknown = "+45.0 points, interval not known: every resample gives the same"
     assert verdict(results).endswith(
-        "level with the teacher (t 70.0%: +0.0 points, interval not known: every resample gives "
-        "the same)."
+        f"examples of test, not told apart from the teacher (t 55.0%: {unknown})."
     )
-    page = Page(render_report({**results, "verdict": verdict(results)})).text
-    assert page.count("not known: every resample gives the same") == 2
+    page = render_report({**results, "verdict": verdict(results)})
+    assert Page(page).text.count("not known: every resample gives the same") == 2
+    assert '<td class="">+45.0</td>' in page
+    for model in evaluation["models"].values():
+        model["to_baseline"] |= {"difference": 0.45, "interval": [0.45, 0.45]}
+    assert verdict(results).endswith(
+        f"of test, not told apart from always predicting 'green' (30.0%): {unknown}. Whether `t` "
+        "(55.0%) is better than always predicting 'green' (30.0%) is not known."
+    )
+    evaluation["models"]["t"]["to_baseline"] |= {"difference": 0.0, "interval": [0.0, 0.0]}
+    assert verdict(results).endswith("the same. Nor is `t` (55.0%) better than that.")
+
+
+def test_a_student_of_an_interval_of_no_width_is_not_told_apart_from_another():
+    results = make_results({"a": ("student", 0.7), "average": ("student", 0.7)})
+    for row in results["phases"][-1]["comparisons"]:
+        row |= {"difference": 0.0, "interval": [0.0, 0.0]}
+    assert verdict(results).endswith(
+        "Among the students, it is not told apart from `a` (70.0%): +0.0 points (interval not "
+        "known: every resample gives the same)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -710,6 +736,7 @@ def test_a_run_that_stopped_half_way_has_a_report_that_says_where(tmp_path):
     write_json(run / "phases" / "00-teach-first.json", {**about, "trained": [trained]})
     done = CliRunner().invoke(app, ["report", str(run)])
     assert done.exit_code == 0, done.output
+    assert f"Continue with: ds-distill run {run}/recipe.yaml --folder {run} --resume" in done.output
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     steps = len(recipe.phases)
     assert f"The run stopped in phase teach-second, after 1 of {steps} phases." in page.text

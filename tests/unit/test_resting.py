@@ -3,7 +3,6 @@ and in all precisions, as in a plain PyTorch loop, where they have no gradient u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ HEAD = [
     for part in ("weight", "bias")
 ]
 PROJECTION = "terms.hidden_mse.projections.t.weight"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 def make_terms() -> dict[str, Term]:

@@ -15,7 +15,19 @@ from safetensors.torch import save_file
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, name_id, uniform
 from ds_distill.losses import KL
-from ds_distill.recipe.policies import POLICIES, routing_of
+from ds_distill.recipe.policies import (
+    POLICIES,
+    Average,
+    Best,
+    ByColumn,
+    ByExpertise,
+    Calibrated,
+    ConfidenceAware,
+    LearnedGate,
+    MTBert,
+    Posterior,
+    Random,
+)
 from ds_distill.recipe.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.calibration import fit_temperature
@@ -192,15 +204,15 @@ def cases(draw):
 
 
 ROUTINGS = [
-    routing_of(policy="average"),
-    routing_of(policy="best"),
-    routing_of(policy="random"),
-    routing_of(policy="column"),
-    routing_of(policy="expertise", conflict="best-teacher"),
-    routing_of(policy="expertise", conflict="best-expert"),
-    routing_of(policy="calibrated"),
-    routing_of(policy="ca-mkd"),
-    routing_of(policy="mt-bert"),
+    Average(),
+    Best(),
+    Random(),
+    ByColumn(),
+    ByExpertise(conflict="best-teacher"),
+    ByExpertise(conflict="best-expert"),
+    Calibrated(),
+    ConfidenceAware(),
+    MTBert(),
 ]
 each_routing = pytest.mark.parametrize(
     "routing",
@@ -214,7 +226,7 @@ each_routing = pytest.mark.parametrize(
 @given(case=cases(), mix=st.sampled_from(["logits", "probabilities"]), temperature=st.floats(1, 4))
 def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperature):
     if routing.policy == "random":  # its choice has tests of its own
-        routing = routing_of(policy="average")
+        routing = Average()
     logits, labels, correct, total = case
     table = make_table(correct, total, list(correct))
     routed = route(
@@ -281,9 +293,9 @@ def test_targets_are_distributions_and_do_not_depend_on_the_order_of_teachers(
 
 
 TARGETS = [
-    routing_of(policy="expertise", conflict="most-confident"),
-    routing_of(policy="posterior"),
-    routing_of(policy="gate"),
+    ByExpertise(conflict="most-confident"),
+    Posterior(),
+    LearnedGate(),
 ]
 """Policies with an oracle of their own."""
 
@@ -340,7 +352,7 @@ def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
     order.shuffle(names)  # the fitted numbers are another order of teachers than the batch's
     teachers = {name: Signals(logits[name], {-1: states[name]} if width else {}) for name in names}
     for policy in ("posterior", "gate"):
-        router = Router(routing_of(policy=policy), fitted=fitted)
+        router = Router(policy, fitted=fitted)
         assert router.layers == ((-1,) if width and policy == "gate" else ())
         routed = router(teachers, make_batch(labels))
         for row in range(len(labels)):
@@ -364,7 +376,7 @@ def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
 def test_conflicts_go_to_the_most_confident(case):
     logits, labels, correct, total = case
     table = make_table(correct, total, list(correct))
-    routing = routing_of(policy="expertise", conflict="most-confident")
+    routing = ByExpertise(conflict="most-confident")
     routed = route(routing, logits, labels, table)
     for row in range(len(labels)):
         scores = {name: values[row].tolist() for name, values in logits.items()}
@@ -455,7 +467,7 @@ def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers(width):
         }
         fitted = fit(there, truth[rows.numpy()], keys[rows], list("abc"))
         teachers = {name: asked[name] for name in names}
-        for routing in [*TARGETS, routing_of(policy="calibrated"), routing_of(policy="best")]:
+        for routing in [*TARGETS, Calibrated(), Best()]:
             routed = Router(routing, fitted=fitted)(teachers, make_batch([-100] * 30))
             targets.append(torch.softmax(routed.logits, dim=1))
     half = len(targets) // 2
@@ -469,7 +481,7 @@ def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers(width):
     words, _, _ = speaking(200, teachers=NAMES, width=width)
     fitted = make_fitted(make_table({name: [1, 1, 1] for name in NAMES}, [2, 2, 2], NAMES), width)
     for policy in ("posterior", "gate"):
-        router = Router(routing_of(policy=policy), fitted=fitted)
+        router = Router(policy, fitted=fitted)
         targets = [
             router({name: words[name] for name in names}, make_batch([-100] * 200)).logits
             for names in itertools.permutations(NAMES)
@@ -479,7 +491,7 @@ def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers(width):
 
 def test_what_was_fitted_goes_to_the_device_of_the_batch():
     signals, truth, keys = speaking(20)
-    router = Router(routing_of(policy="posterior"), fitted=fit(signals, truth, keys, list("abc")))
+    router = Router("posterior", fitted=fit(signals, truth, keys, list("abc")))
     there = torch.device("meta")
     target = router({name: s.to(there) for name, s in signals.items()}, make_batch(truth).to(there))
     assert target.logits.device == target.weights.device == there
@@ -489,7 +501,7 @@ def test_what_was_fitted_goes_to_the_device_of_the_batch():
 def test_targets_do_not_see_the_labels_of_the_batch(policy):
     words, truth, keys = speaking(60)
     fitted = fit(words, truth, keys, list("abc"))
-    router = Router(routing_of(policy=policy), fitted=fitted)
+    router = Router(policy, fitted=fitted)
     one = router(words, make_batch(truth))
     for labels in ([-100] * 60, (truth + 1) % 3):
         other = router(words, make_batch(labels))
@@ -501,7 +513,7 @@ def test_one_teacher_can_be_calibrated_and_corrected():
     words, truth, keys = speaking(200, teachers=("only",))
     fitted = fit(words, truth, keys, list("abc"))
     for policy in ("calibrated", "posterior", "gate"):
-        routed = Router(routing_of(policy=policy), fitted=fitted)(words, make_batch(truth))
+        routed = Router(policy, fitted=fitted)(words, make_batch(truth))
         assert (routed.weights == 1).all()
         right = (routed.logits.argmax(1).numpy() == truth).mean()
         assert right >= (words["only"].logits.argmax(1).numpy() == truth).mean() - 0.02
@@ -516,8 +528,9 @@ def test_the_gate_starts_from_the_calibrated_average():
         {name: outputs.logits for name, outputs in words.items()},
         {name: outputs.hidden[-1] for name, outputs in words.items()},
         fitted.temperatures,
+        {},
     )
-    average = Router(routing_of(policy="calibrated"), fitted=fitted)(words, make_batch(truth))
+    average = Router("calibrated", fitted=fitted)(words, make_batch(truth))
     torch.testing.assert_close(torch.softmax(plain, 1), torch.softmax(average.logits, 1))
 
 
@@ -613,7 +626,7 @@ def test_the_apples_and_oranges_of_section_4_7_1(
         for name, predicted in zip(FRUIT, predictions, strict=True)
     }
     for conflict, wanted in (("best-teacher", best_teacher), ("best-expert", best_expert)):
-        routed = route(routing_of(policy="expertise", conflict=conflict), logits, table=table)
+        routed = route({"policy": "expertise", "conflict": conflict}, logits, table=table)
         assert dict(zip(FRUIT, routed.weights[:, 0].tolist(), strict=True))[wanted] == 1.0
 
 
@@ -621,7 +634,7 @@ def test_section_4_6_1_joy_and_surprise():
     # Teacher 1 knows joy, teacher 2 surprise and is the better overall; each predicts its own.
     table = make_table({"one": [9, 1], "two": [2, 10]}, [10, 10], ["one", "two"])
     logits = {"one": torch.tensor([[2.0, 0.0]]), "two": torch.tensor([[0.0, 2.0]])}
-    routed = route(routing_of(policy="expertise"), logits, table=table)
+    routed = route("expertise", logits, table=table)
     assert routed.weights[:, 0].tolist() == [0.0, 1.0]
     assert routed.logits.tolist() == [[0.0, 2.0]]
 
@@ -656,7 +669,7 @@ def test_equal_teachers_are_told_apart_by_their_names():
 
 def random_choice(keys, epoch=0, seed=0, teachers=3):
     logits = {name: torch.zeros(len(keys), 2) for name in NAMES[:teachers]}
-    return route(routing_of(policy="random"), logits, keys=keys, epoch=epoch, seed=seed).weights
+    return route("random", logits, keys=keys, epoch=epoch, seed=seed).weights
 
 
 def test_a_random_choice_belongs_to_the_example():
@@ -688,12 +701,12 @@ def test_random_choices_are_uniform_and_independent_between_epochs_and_seeds():
 def test_confidence_aware_weights_prefer_the_teacher_that_is_right():
     logits = {"right": torch.tensor([[4.0, 0.0]]), "wrong": torch.tensor([[0.0, 4.0]])}
     for policy in ("ca-mkd", "mt-bert"):
-        right, wrong = route(routing_of(policy=policy), logits, [0]).weights[:, 0]
+        right, wrong = route(policy, logits, [0]).weights[:, 0]
         assert right > 2 * wrong
 
 
 def test_one_teacher_has_all_the_weight_of_ca_mkd():
-    weights = route(routing_of(policy="ca-mkd"), {"only": torch.tensor([[1.0, 5.0]])}, [0]).weights
+    weights = route("ca-mkd", {"only": torch.tensor([[1.0, 5.0]])}, [0]).weights
     assert weights.tolist() == [[1.0]]
 
 
@@ -735,7 +748,7 @@ def test_extreme_logits_still_give_a_distribution(routing, mix, extreme, label):
 
 def test_half_precision_logits_are_mixed_in_single_precision():
     logits = {"a": torch.tensor([[1.0, 1e-3]]).half(), "b": torch.tensor([[1.0, 2e-3]]).half()}
-    routed = route(routing_of(policy="average"), logits)
+    routed = route("average", logits)
     assert routed.logits.dtype == torch.float32
     wanted = (logits["a"].float() + logits["b"].float()) / 2
     torch.testing.assert_close(routed.logits, wanted, rtol=0, atol=0)
@@ -759,7 +772,7 @@ def test_mixed_losses_and_mixed_probabilities_have_the_same_gradient(case, polic
     for mix in ("losses", "probabilities"):
         student = start.clone().requires_grad_()
         router = Router(
-            routing_of(policy=policy, mix=mix), temperature=temperature, fitted=make_fitted(table)
+            {"policy": policy, "mix": mix}, temperature=temperature, fitted=make_fitted(table)
         )
         rows = term(Signals(student), teachers, router(teachers, batch), batch)
         gradients += torch.autograd.grad(rows.sum(), student)
@@ -818,14 +831,14 @@ def test_of_several_labels_each_is_a_problem_of_its_own():
     right = {"ann": [8, 8], "bob": [1, 1]}, {"ann": [1, 1], "bob": [8, 8]}
     tables = [make_table(correct, [9, 9], NAMES[:2]) for correct in right]
     fitted = FittedByLabel(("first", "second"), tuple(map(make_fitted, tables)))
-    best = Router(routing_of("best"), fitted=fitted)(teachers, make_batch(labels))
+    best = Router("best", fitted=fitted)(teachers, make_batch(labels))
     wanted = torch.stack([logits["ann"][:, 0], logits["bob"][:, 1]], dim=1)
     torch.testing.assert_close(best.logits, wanted)
 
 
 def test_a_policy_that_was_fitted_on_other_classes_is_refused():
     table = make_table({"ann": [8, 8, 1], "bob": [1, 1, 8]}, [9, 9, 9], NAMES[:2])
-    router = Router(routing_of("gate"), fitted=make_fitted(table))
+    router = Router("gate", fitted=make_fitted(table))
     teachers = {
         "ann": Signals(torch.randn(2, 3)),
         "bob": Signals(torch.randn(2, 2), classes=torch.tensor([0, 2])),
@@ -868,7 +881,7 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
                 {other: logits[other][here] for other in present}, batch.labels[here], keys[here],
                 fitted=fitted, seed=3, teacher_ids=batch.teacher_ids[here],
             )  # fmt: skip
-            alone = entry.load()(inputs, routing_of(settled))
+            alone = entry.load()(inputs, entry.settings())
             own = target.weights[:, row][says[:, row]]
             if name in NORMALISED and name != "column":
                 assert own.sum().item() == pytest.approx(1, abs=1e-5), name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -109,12 +108,6 @@ def plain_loop(models: dict[str, Any], batches: list[Batch]) -> tuple[list[dict[
         adam.zero_grad()
         told.append({name: loss.item() for name, loss in losses.items()})
     return told, scaled
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data import examples, labels
+from ds_distill.data.built import build_once
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file, tables
 from ds_distill.errors import UserError
@@ -318,8 +319,25 @@ def test_bad_files_are_refused_with_the_place(case, tmp_path, read):
     message = str(refusal.value)
     assert all(part in message for part in expected), message
     assert "\n" not in message and len(message) < 700
-    left = [path for path in (tmp_path / "cache").glob("*") if path.suffix != ".lock"]
+    whole = re.compile(r".*\.lock|columns-\w+\.json")
+    left = [path for path in (tmp_path / "cache").glob("*") if not whole.fullmatch(path.name)]
     assert left == []  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("encoding", "start"),
+    [("windows-1252", b""), ("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff")],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl", "a.txt"])
+def test_the_advice_for_other_encodings_keeps_every_character(name, encoding, start, tmp_path):
+    text = "\u201eZ\u00fcrich\u201c \u2013 5 \u20ac,joy\n"
+    content = start + text.encode(encoding)
+    packed = gzip.compress(content) if name.endswith(".gz") else content
+    (tmp_path / name).write_bytes(packed)
+    with pytest.raises(UserError, match=rf"{name}:1: not UTF-8: byte 0x") as refusal:
+        list(open_file(tmp_path / name).rows([]))
+    advised = re.search(r"`iconv -f (\S+) -t utf-8`", str(refusal.value))
+    assert advised is not None and content.decode(advised[1]) == text
 
 
 @pytest.mark.parametrize(
@@ -475,7 +493,7 @@ def test_no_space_leaves_nothing_behind(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(UserError, match="No space left"):
-        examples.build_once(tmp_path / "cache" / "a.arrow", write)
+        build_once(tmp_path / "cache" / "a.arrow", write)
     assert [path.name for path in (tmp_path / "cache").iterdir()] in ([], ["a.arrow.lock"])
 
 
@@ -488,7 +506,7 @@ def test_of_several_writers_one_writes(tmp_path):
         path.write_text("whole")
 
     target = tmp_path / "a.arrow"
-    threads = [threading.Thread(target=examples.build_once, args=(target, write)) for _ in range(4)]
+    threads = [threading.Thread(target=build_once, args=(target, write)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -88,6 +88,13 @@ def test_a_random_student_has_the_sizes_that_were_asked_for(family: str, tmp_pat
     assert fewest_parameters(config) < planned.parameters
 
 
+def test_a_mobilebert_may_have_another_depth_alone() -> None:
+    given = tr.MobileBertConfig(num_hidden_layers=3)
+    assert student_of(given, student(num_hidden_layers=5)).num_hidden_layers == 5
+    with pytest.raises(UserError, match="may have another num_hidden_layers alone"):
+        student_of(given, student(num_hidden_layers=5, hidden_size=256))
+
+
 @pytest.mark.parametrize(
     "family",
     [pytest.param(one, marks=[] if one in USUAL else pytest.mark.further) for one in TRUNCATED],

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.cli.suite import checkpoints_and_overrides
 from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import load_recipe
@@ -127,6 +128,14 @@ def test_checkpoints_have_names(tmp_path: Path) -> None:
     assert run == Checkpoint("a", one) and hub == Checkpoint("bert-base", "org/bert-base")
     with pytest.raises(UserError, match="two have the same name"):
         checkpoints_of([one, one])
+
+
+def test_a_folder_of_a_sweeps_run_is_a_checkpoint(tmp_path: Path) -> None:
+    """Its name has a `=`, as changes to the suite have."""
+    folder = tmp_path / "runs" / "seed=1,temperature=2"
+    folder.mkdir(parents=True)
+    given = [str(folder), "org/bert", "seeds=[1]", "tasks.one=null"]
+    assert checkpoints_and_overrides(given) == (given[:2], given[2:])
 
 
 def test_mistakes_in_data_and_models_are_found_before_anything_runs(

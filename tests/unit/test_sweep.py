@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.launch.agent import AgentOrder
+from ds_distill.launch.process_group import Command, Group
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.page import page
@@ -29,7 +33,7 @@ from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.resampling import drawn
 from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.sweep import runs_of
+from ds_distill.sweep.sweep import Sweep, runs_of
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 
 
@@ -97,6 +101,53 @@ def test_arguments_that_are_no_sweep_are_refused(arguments, said):
         variants(arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["seed=1,01"],
+        ["seed=1, 1"],
+        ["training.learning_rate=1e-4,0.0001"],
+        ["phases.distil.epochs=1,2", "phases.0.epochs=1,2"],
+    ],
+)
+def test_one_run_by_two_names_is_refused(arguments, toy_settings, tmp_path):
+    """Its seeds would be counted as several."""
+    phases = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {}}]
+    file = tmp_path / "toy.yaml"
+    file.write_text(yaml.safe_dump({**toy_settings, "phases": phases}))
+    runs = runs_of(str(file), *variants(arguments), False, tmp_path / "sweep")
+    with pytest.raises(UserError, match="are the same run"):
+        Sweep(tmp_path / "sweep", runs, resume=False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("phases.evaluate.split=test,validation", "accuracy on test and .* accuracy on validation"),
+        ("task.metric=accuracy,macro_f1", "accuracy on test and .* macro_f1 on test"),
+        (
+            "task.metric={name: f1, positive: food},{name: f1, positive: animal}",
+            "f1, positive food, on test and .* f1, positive animal, on test",
+        ),
+    ],
+)
+def test_runs_without_one_score_to_compare_are_refused(argument, said, toy_recipe, tmp_path):
+    with pytest.raises(UserError, match=f"{said}: .*Start a sweep for each"):
+        runs_of(str(toy_recipe), *variants(["seed=1,2", argument]), False, tmp_path)
+
+
+def test_quotes_and_brackets_hold_a_value_together_where_they_stand_around_it():
+    assert split("it's,b's") == ["it's", "b's"]
+    assert split("{a: 'x,y', b: [\"z,\"]},'it''s, too'") == [
+        "{a: 'x,y', b: [\"z,\"]}",
+        "'it''s, too'",
+    ]
+    for text in ("[x,y", "'a,b", "a),b", "{a: 'b,c},d"):
+        with pytest.raises(UserError, match="no end"):
+            variants([f"name={text}"])
+    assert variants(["name=it's a :)"])[0] == ["name=it's a :)"]
+
+
 def test_a_recipes_seeds_are_the_settings_of_a_sweep(toy_recipe, tmp_path):
     with open(toy_recipe, "a") as file:
         file.write("seeds: [3, 1]\n")
@@ -123,6 +174,34 @@ def test_a_recipes_seeds_are_the_settings_of_a_sweep(toy_recipe, tmp_path):
     assert load_recipe(again) == whole
     with pytest.raises(UserError, match=r"launch: seeds=\[3, 1\].*seeds=null seed=3"):
         whole.refuse_seeds("launch")
+
+
+def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path):
+    """An edited one would pool its runs with those before as seeds of one setting."""
+    written = toy_recipe.read_text()
+
+    def sweep(resume: bool = True, *more: str) -> Sweep:
+        folder = tmp_path / "sweep"
+        runs = runs_of(str(toy_recipe), *variants(["seed=1,2", *more]), False, folder)
+        return Sweep(folder, runs, resume=resume)
+
+    sweep(resume=False).begin()
+    sweep()
+    toy_recipe.write_text(f"{written}\ntimeout_minutes: 3\n")
+    sweep().begin()  # no result depends on it
+    settings = yaml.safe_load(written)
+    settings["phases"][0]["fine-tune"]["learning_rate"] = 0.5
+    toy_recipe.write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match=r"\.learning_rate \(was 0\.01, now 0\.5\).*same recipe"):
+        sweep()
+    toy_recipe.write_text(written)
+    with pytest.raises(UserError, match=r"phases\.0\.fine-tune\.epochs \(was .*, now 9\)"):
+        sweep(True, "phases.0.epochs=9")
+    with pytest.raises(UserError, match=r"other settings.*only one of the two has a run seed=1"):
+        sweep(True, "training.epochs=1,2")
+    (tmp_path / "sweep" / "sweep.json").write_text('{"recipe": "toy.yaml", "runs": ["seed=1"]}')
+    with pytest.raises(UserError, match=r"runs: .*as this version.*another --folder"):
+        sweep()
 
 
 # ----------------------------------------------------------------------------- shared phases
@@ -280,6 +359,23 @@ def test_what_was_not_learnt_is_said():
     assert "beyond chance: rate=2; rate=3 (1 of 2 seeds)." in text
 
 
+def test_a_setting_of_which_seeds_are_missing_is_not_chosen():
+    """One lucky seed, where the others failed, is no mean of three."""
+    made = runs({"1": [0.7, 0.72, 0.71], "2": [0.9, 0.5, 0.5]}, {"1": 0.75, "2": 0.9})
+    for seed in (1, 2):
+        del made[Variant(("rate=2", f"seed={seed}"))]
+    found = summary(made)
+    assert found["chosen"] == 0
+    text = table(found)
+    assert "Chosen, on the examples that choose: rate=1." in text
+    assert "Seeds are missing, and it is not chosen: rate=2 (1 of 3)." in text
+    made = {variant: {**run, "choosing": None} for variant, run in made.items()}
+    made[Variant(("rate=2", "seed=0"))]["choosing"] = 0.9
+    text = table(summary(made))
+    assert "No setting is chosen: none with all seeds has a" in text
+    assert "Undefined, and ranked last: rate=1." in text
+
+
 def test_differences_are_over_the_seeds_that_both_have():
     made = runs({"1": [0.7, 0.9], "2": [0.8, 0.8]}, {"1": 0.5, "2": 0.5})
     del made[Variant(("rate=2", "seed=0"))]
@@ -292,6 +388,36 @@ def test_the_interval_is_students():
     # 12.706 is the 97.5% quantile of Student's t with one degree of freedom.
     low, high = mean_interval([0.0, 2.0]) or (0, 0)
     assert (low, high) == pytest.approx((1 - 12.7062, 1 + 12.7062), abs=1e-3)
+
+
+# ----------------------------------------------------------------------------------- stopping
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(1)
+    os._exit(75)
+signal.signal(signal.SIGTERM, save)
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_runs_that_are_stopped_save_at_the_same_time(at_once, tmp_path):
+    """Each as a training that saves at its next report. One after the other the last ones would
+    still train when a cluster's grace is over."""
+    pool, ready = Pool(4), [tmp_path / str(number) for number in range(4)]
+    for number, file in enumerate(ready):
+        command = Command([sys.executable, "-c", SAVES, str(file)], dict(os.environ))
+        child = Child(str(number), (), tmp_path / "log.txt")
+        pool._running[number] = child, Group([command], 30), time.monotonic()
+    while not all(file.exists() for file in ready):
+        time.sleep(0.01)
+    begun = time.monotonic()
+    assert pool.end(at_once) is not at_once, "whether one has saved: the sweep's exit code is 75"
+    assert time.monotonic() - begun < 3
+    assert pool.end(True) is False, "a second signal finds nothing to end"
 
 
 # ------------------------------------------------------------------------------- disk and page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,16 @@ Load = Callable[..., Recipe]
 
 @pytest.fixture
 def load(tmp_path: Path, toy_settings: dict[str, Any]) -> Load:
-    """The toy recipe with other keys of the task. Its labels are animal, food, weather."""
+    """The toy recipe with other keys of the task, another task or other phases. Its labels are
+    animal, food, weather."""
 
-    def made(**keys: Any) -> Recipe:
+    def made(
+        phases: list[Any] | None = None, task: dict[str, Any] | None = None, **keys: Any
+    ) -> Recipe:
         path = tmp_path / "toy.yaml"
-        task = {**toy_settings["task"], **keys}
-        path.write_text(yaml.safe_dump({**toy_settings, "task": task}, sort_keys=False))
+        settings = {**toy_settings, "task": task or {**toy_settings["task"], **keys}}
+        settings |= {} if phases is None else {"phases": phases}
+        path.write_text(yaml.safe_dump(settings, sort_keys=False))
         return load_recipe(str(path))
 
     return made
@@ -108,6 +114,73 @@ def test_labels_of_the_task_pass(load: Load, metric: Any) -> None:
     check_data(recipe, open_sources(recipe))
 
 
+TEACHERS = {"fine-tune": {"models": ["first", "second"], "name": "learn"}}
+
+
+@pytest.mark.parametrize(
+    ("phases", "split", "at"),
+    [
+        ([TEACHERS, {"evaluate": {"split": "test"}}], "test", "phases.evaluate"),
+        ([TEACHERS], "validation", "phases.learn"),
+        ([TEACHERS, {"expertise": {"split": "test"}}], "test", "phases.expertise"),
+    ],
+)
+@pytest.mark.parametrize("of_food", [True, False])
+def test_a_split_on_which_the_metric_has_no_value_is_refused(
+    phases: list[Any],
+    split: str,
+    at: str,
+    of_food: bool,
+    load: Load,
+    toy_task: Path,
+    tmp_path: Path,
+) -> None:
+    """Of splits that choose or judge. A run said so at its end, after all training."""
+    data = {"path": str(shutil.copytree(toy_task, tmp_path / "data"))}
+    metric = {"name": "auc", "positive": "food"}
+    recipe = load(metric=metric, phases=phases, data=data)
+    check_data(recipe, open_sources(recipe))
+    file = tmp_path / "data" / f"{split}.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [json.dumps(row) for row in rows if (row["label"] == "food") == of_food]
+    file.write_text("\n".join(kept) + "\n")
+    recipe = load(metric=metric, phases=phases, data=data)
+    with pytest.raises(UserError) as refusal:
+        check_data(recipe, open_sources(recipe))
+    [message] = refusal.value.mistakes
+    assert f"{at}: metric auc has no value on split {split!r}: " in message
+    assert f"{len(kept) if of_food else 0} of its {len(kept)} are of it" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "labels", "says"),
+    [
+        ("regression", "mse", [3.5, 3.5], "metric pearson has no value on split 'test'"),
+        ("regression", "mse", [3.5, 4], None),
+        ("multi-label", "macro_auc", [["a"], ["a"]], "metric macro_auc has no value on"),
+        ("multi-label", "macro_auc", [["a"], ["a", "b"]], None),
+        ("multi-label", "micro_f1", [["a"], ["a"]], None),
+    ],
+)
+def test_likewise_of_numbers_and_of_any_number_of_labels(
+    kind: str, metric: str, labels: list[Any], says: str | None, load: Load, tmp_path: Path
+) -> None:
+    """Pearson's correlation is in every report of numbers, whatever the metric is."""
+    (tmp_path / "data").mkdir()
+    train = [1.0, 2.0] if kind == "regression" else [["a"], ["b"]]
+    for split, given in {"train": train, "test": labels}.items():
+        lines = [json.dumps({"text": f"a text {n}", "label": of}) for n, of in enumerate(given)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    task = {"type": kind, "data": {"path": str(tmp_path / "data")}, "metric": metric}
+    learn = {"fine-tune": {**TEACHERS["fine-tune"], "keep": "last"}}
+    recipe = load(task=task, phases=[learn, {"evaluate": {"split": "test"}}])
+    if says is None:
+        check_data(recipe, open_sources(recipe))
+        return
+    with pytest.raises(UserError, match=says):
+        check_data(recipe, open_sources(recipe))
+
+
 def test_of_two_labels_the_last_is_meant() -> None:
     for name in ("f1", "precision", "recall", "auc"):
         entry = METRICS["classes"][name]
@@ -148,5 +221,8 @@ def test_what_is_better() -> None:
     above, below, around = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
     assert high.better(above) and low.better(below)
     assert high.worse(below) and low.worse(above)
+    for at in ([0.1, 0.1], [-0.1, -0.1], [0.1, 0.1 + 1e-15]):  # not known: no resample differs
+        for metric in (high, low):
+            assert not metric.better(at) and not metric.worse(at) and not metric.too_wide(at, 1.0)
     assert not any(f(around) for f in (high.better, high.worse, low.better, low.worse))
     assert not any(f((0.0, 0.1)) for f in (high.better, low.worse))

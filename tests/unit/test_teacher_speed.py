@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
 import growing
@@ -16,7 +15,6 @@ from teacher_speed import measure, padded, read_texts
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from ds_distill.engine.world import World
 from ds_distill.run.environment import describe_environment
 
 NAMES = list(configurations())
@@ -29,12 +27,6 @@ def small(name: str):
     if config.model_type == "deberta-v2":
         config.update({"pooler_hidden_size": 32, "position_buckets": 16})
     return config
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from ds_distill.cache.codecs import StoredLogits, TopKCodec
+from ds_distill.distributions import TopK
 from ds_distill.engine import config as engine_config
 from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
@@ -38,7 +39,6 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
-from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import ExpertiseTable, Fitted, Router
@@ -148,12 +148,6 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed:
 
 
 # -------------------------------------------------------------------------------- in the engine
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 MICRO_STEPS = 4
@@ -352,7 +346,7 @@ def gate_on_states() -> Router:
     keys = torch.zeros(0, 2, dtype=torch.int64)
     temperatures = dict.fromkeys(names, 1.5)
     fitted = Fitted(table, temperatures, {}, torch.zeros(classes), gate, keys)
-    return Router(routing_of("gate"), fitted=fitted)
+    return Router("gate", fitted=fitted)
 
 
 def test_a_gate_reads_the_states_of_each_micro_batch(
@@ -516,17 +510,20 @@ def test_a_step_does_not_wait_for_the_device(world: World, monkeypatch: pytest.M
         engine.close()
 
 
-def test_a_batch_is_pinned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tensors that were pinned since: copies, as there is no pinned memory without a GPU."""
+    found: list[torch.Tensor] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()
-        pinned.append(id(copy))
-        kept.append(copy)
-        return copy
+        found.append(tensor.clone())
+        return found[-1]
 
-    kept: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return found
+
+
+def test_a_batch_is_pinned_whole(pinned: list[torch.Tensor]) -> None:
     batch = micro_batches(0)[0]
     padded = batch.views["first"]
     batch = replace(
@@ -537,7 +534,22 @@ def test_a_batch_is_pinned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ).pin_memory()
     assert batch.views["student"] is batch.views["first"]
     tensors = tensors_of(batch)
-    assert len(tensors) >= 16 and all(id(tensor) in pinned for tensor in tensors)
+    assert len(tensors) >= 16 and {*map(id, tensors)} <= {*map(id, pinned)}
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_what_a_cache_stores_is_pinned(pinned: list[torch.Tensor], dummy: bool) -> None:
+    """Also where no token is masked: then it is the likeliest entries of a dummy row."""
+    codec = TopKCodec(16, entries=4)
+    signals = Signals(StoredLogits(codec.encode(torch.zeros(3, 16)), codec, 1.0))
+    if dummy:
+        signals = signals.dummy()
+    output = signals.pin_memory().output
+    if isinstance(output, StoredLogits):
+        assert [id(output.encoded.payload)] == [*map(id, pinned)]
+    else:
+        assert isinstance(output, TopK) and {*map(id, tensors_of(output))} == {*map(id, pinned)}
+        assert len(output) == 1 and len(pinned) == 3
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +15,15 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score
 from slow_windows import encode_words, first_tokens, windows_of_text, with_counted
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoConfig, AutoModelForTokenClassification
 
+from ds_distill.data import words as data_words
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.open_source import open_source
@@ -30,12 +34,21 @@ from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.data.word_tokens import room
 from ds_distill.data.word_windows import ContextWords
-from ds_distill.data.words import NO_TOKEN, Words, tags_of_spans, word_keys, words_of
+from ds_distill.data.words import (
+    NO_TOKEN,
+    Words,
+    lost_spans,
+    tags_of_spans,
+    widened_spans,
+    word_keys,
+    words_of,
+)
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import TagPredictions, entities
+from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
-from ds_distill.predictors.prediction import load_predictor
+from ds_distill.predictors.prediction import load_predictor, predict_file
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.reads import Reads
 from ds_distill.recipe.metrics.classes import Accuracy
@@ -43,7 +56,6 @@ from ds_distill.recipe.metrics.words import EntityF1, EntityPrecision, EntityRec
 from ds_distill.recipe.tags import are_entities, entity_types
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.reporting.results import metrics_of
-from ds_distill.routing.comparison import numbered
 from ds_distill.tasks.token_classification import TokenClassificationKind
 from ds_distill.views import PaddedView
 
@@ -80,48 +92,53 @@ def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------- words in views
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(words=words_strategy, max_length=st.integers(8, 24))
-def test_the_same_words_count_in_every_view(
-    real: dict[str, Any], words: list[str], max_length: int
-) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.further)])
+def test_the_same_words_count_in_every_view(real: dict[str, Any], count: int) -> None:
     """Words are cut one by one, so what each has alone says where its first token stands."""
-    have = np.ones(len(words), dtype=bool)
-    for tokenizer in real.values():
-        alone = [
-            len(tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"])
-            for word in words
-        ]
-        before = 1 + np.cumsum([0, *alone[:-1]])  # one special token stands before the words
-        room = max_length - 1  # and one after them
-        expected = [
-            at if count and at < room else NO_TOKEN
-            for at, count in zip(before.tolist(), alone, strict=True)
-        ]
-        encoded = encode_words(tokenizer, [words], max_length)
-        found = first_tokens(encoded, len(words))
-        assert found == expected
-        have &= np.array(found) != NO_TOKEN
-    keys = word_keys([words])
-    row = {
-        "words": [words],
-        "label": [[0] * len(words)],
-        "key_hi": keys[:, 0],
-        "key_lo": keys[:, 1],
-    }
-    every = list(real.values())
-    split = windows_of_texts(datasets.Dataset.from_dict(row), every, max_length)
-    slow = windows_of_text(every, max_length, words)
-    for name in (set(split.column_names) & set(slow[0])) | {"words", "counted"}:
-        assert list(split[name]) == [window[name] for window in slow], name
-    assert len(split) == len(slow)
-    assert ("owned" in split.column_names) == (len(slow) > 1)
-    missing = {name for name in slow[0] if name not in split.column_names}
-    assert missing <= {"owned"}
-    if len(slow) == 1:
-        assert list(split["counted"]) == [have.tolist()]
+
+    @settings(max_examples=count, deadline=None)
+    @given(words=words_strategy, max_length=st.integers(8, 24))
+    def check(words: list[str], max_length: int) -> None:
+        have = np.ones(len(words), dtype=bool)
+        for tokenizer in real.values():
+            alone = [
+                len(
+                    tokenizer([word], is_split_into_words=True, add_special_tokens=False)[
+                        "input_ids"
+                    ]
+                )
+                for word in words
+            ]
+            before = 1 + np.cumsum([0, *alone[:-1]])  # one special token stands before the words
+            room = max_length - 1  # and one after them
+            expected = [
+                at if count and at < room else NO_TOKEN
+                for at, count in zip(before.tolist(), alone, strict=True)
+            ]
+            encoded = encode_words(tokenizer, [words], max_length)
+            found = first_tokens(encoded, len(words))
+            assert found == expected
+            have &= np.array(found) != NO_TOKEN
+        keys = word_keys([words])
+        row = {
+            "words": [words],
+            "label": [[0] * len(words)],
+            "key_hi": keys[:, 0],
+            "key_lo": keys[:, 1],
+        }
+        every = list(real.values())
+        split = windows_of_texts(datasets.Dataset.from_dict(row), every, max_length)
+        slow = windows_of_text(every, max_length, words)
+        for name in (set(split.column_names) & set(slow[0])) | {"words", "counted"}:
+            assert list(split[name]) == [window[name] for window in slow], name
+        assert len(split) == len(slow)
+        assert ("owned" in split.column_names) == (len(slow) > 1)
+        missing = {name for name in slow[0] if name not in split.column_names}
+        assert missing <= {"owned"}
+        if len(slow) == 1:
+            assert list(split["counted"]) == [have.tolist()]
+
+    check()
 
 
 def test_tokens_of_windows_are_as_if_they_were_tokenised_again(
@@ -398,6 +415,19 @@ def test_text_with_spans_is_read_as_words_with_tags(tmp_path: Path) -> None:
     assert source.locations("train", {key})[key].endswith("train.jsonl:2")
 
 
+def test_words_that_an_earlier_version_has_cut_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "\u5f20\u4e09 x", "spans": [{"start": 0, "end": 2, "type": "gene"}]}]
+    with monkeypatch.context() as before:
+        before.setattr(data_words, "VERSION", 1)
+        before.setattr(data_words, "_CUT", BertPreTokenizer())
+        assert list(written(tmp_path / "data", rows)["words"]) == [["\u5f20\u4e09", "x"]]
+    split = written(tmp_path / "data", rows)
+    assert list(split["words"]) == [["\u5f20", "\u4e09", "x"]]
+    assert [TAGS[tag] for tag in split["label"][0]] == ["B-gene", "I-gene", "O"]
+
+
 def test_text_without_spans_has_no_tags(tmp_path: Path) -> None:
     split = written(tmp_path / "data", [{"text": "a cat"}, {"text": "snow"}])
     assert list(split["words"]) == [["a", "cat"], ["snow"]]
@@ -418,6 +448,58 @@ def test_entities_come_back_to_their_characters(text: str, data: st.DataObject) 
     tags = tags_of_spans(spans, words)
     [found] = entities([tags], strict=True)
     assert {(words[a][0], words[b][1], kind) for kind, a, b in found} == set(spans)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab ,\u5f20"), min_size=1, max_size=20), st.data())
+def test_no_span_is_lost(text: str, data: st.DataObject) -> None:
+    """Of any spans that do not overlap: each is an entity that holds it, or is named."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    kinds = st.sampled_from(["gene", "disease"])
+    spans = [
+        (one, other, data.draw(kinds)) for one, other in pairwise(cuts) if data.draw(st.booleans())
+    ]
+    words = words_of(text)
+    lost = [span for span, _ in lost_spans(spans, words)]
+    assert len(set(lost)) == len(lost) and set(lost) <= set(spans)
+    [found] = entities([tags_of_spans(spans, words)], strict=True)
+    held = {(words[a][0], words[b][1], kind) for kind, a, b in found}
+    expected = [
+        {word for word in words if word[0] < span[1] and span[0] < word[1]} for span in spans
+    ]
+    shared = [bool(one & other) for one, other in pairwise(expected)]
+    assert bool(lost) == (any(shared) or not all(expected))
+    if not lost:
+        assert held == {
+            (min(of)[0], max(of)[1], span[2]) for of, span in zip(expected, spans, strict=True)
+        }
+        wide = [
+            min(of)[0] < span[0] or span[1] < max(of)[1]
+            for of, span in zip(expected, spans, strict=True)
+        ]
+        assert widened_spans(spans, words) == sum(wide)
+
+
+def test_spans_that_would_be_lost_are_refused(tmp_path: Path) -> None:
+    """A word has one tag, so the second of two in a word was gone, and one without a word."""
+    halves = [{"start": 0, "end": 3, "type": "gene"}, {"start": 3, "end": 6, "type": "disease"}]
+    rows = [
+        {"text": "foobar baz", "spans": halves},
+        {"text": "IL-2", "spans": [{"start": 0, "end": 4, "type": "gene"}]},
+        {"text": "foobar baz", "spans": [halves[0], {"start": 4, "end": 10, "type": "disease"}]},
+        {"text": "a  b", "spans": [{"start": 1, "end": 3, "type": "gene"}]},
+    ]
+    with pytest.raises(UserError) as error:
+        written(tmp_path / "data", rows)
+    message = str(error.value)
+    assert message.startswith(str(tmp_path / "data" / "train.jsonl:1: 'spans': "))
+    assert "(3, 6, 'disease') shares a word with the span before it" in message
+    assert "2 more" in message and "train.jsonl:3, " in message and "train.jsonl:4" in message
+    with pytest.raises(
+        UserError, match=r"train.jsonl:1: .*\(1, 3, 'gene'\) holds no word"
+    ) as error:
+        written(tmp_path / "data", rows[3:])
+    assert "more" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -585,6 +667,64 @@ def test_words_of_a_text_are_all_that_is_no_white_space(text: str, data: st.Data
     assert rest.strip() == "", "what is in no word is white space"
 
 
+BLANKLESS = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
+BLANKLESS_TEXT = "张三〇々〆コーがｶﾟกิน้ำ๒ຂ້ខ្មែမြ葛\U000e0100\u200bか\u3099"
+
+
+def is_blankless(letter: str) -> bool:
+    """Whether a character is of a script that is written without blanks, by its name."""
+    name = unicodedata.name(letter, "")
+    return any(script in name for script in (*BLANKLESS, "KANGXI", "HENTAIGANA"))
+
+
+def slow_words(text: str) -> list[str]:
+    """BERT's words, cut around each letter of such a script with its marks."""
+    found = []
+    for word, _ in BertPreTokenizer().pre_tokenize_str(text):
+        alone = False
+        for at, letter in enumerate(word):
+            kind = unicodedata.category(letter)
+            is_mark = kind[0] == "M" or kind == "Cf" or letter in "ﾞﾟ"
+            begins = is_blankless(letter) and not is_mark and kind != "Nd"
+            if at == 0 or begins or (alone and not is_mark):
+                found.append("")
+                alone = begins
+            found[-1] += letter
+    return found
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=30))
+def test_other_texts_are_cut_as_bert_cuts_them(text: str) -> None:
+    """Converted files and the students of before rely on it. Without characters that are newer than
+    Python's names."""
+    text = "".join(letter for letter in text if not is_blankless(letter))
+    cut = BertPreTokenizer().pre_tokenize_str(text)
+    assert words_of(text) == [span for _, span in cut]
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from(BLANKLESS_TEXT + "aé1 ,。한\u0301"), max_size=30))
+def test_a_letter_of_a_script_without_blanks_is_a_word(text: str) -> None:
+    """With the marks that stand on it; what stands between such letters is cut as ever."""
+    assert [text[start:end] for start, end in words_of(text)] == slow_words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("张三在COVID19疫苗, x", ["张", "三", "在", "COVID19", "疫", "苗", ",", "x"]),
+        ("コーヒーshop", ["コ", "ー", "ヒ", "ー", "shop"]),
+        ("か\u3099ｶﾞ", ["か\u3099", "ｶﾞ"]),
+        ("กินน้ำ ๒๕๖๓ปี", ["กิ", "น", "น้", "ำ", "๒๕๖๓", "ปี"]),
+        ("ខ្មែរ\u200bភាសា", ["ខ្", "មែ", "រ\u200b", "ភា", "សា"]),
+        ("한국어 텍스트", ["한국어", "텍스트"]),
+    ],
+)
+def test_words_of_scripts_without_blanks(text: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in words_of(text)] == words
+
+
 def tagger_of(toy: Path, folder: Path, tags: list[str]) -> Tagger:
     """Of random weights, which find entities everywhere."""
     torch.manual_seed(0)
@@ -604,6 +744,18 @@ def tagger_of(toy: Path, folder: Path, tags: list[str]) -> Tagger:
 @pytest.fixture(scope="module")
 def tagger(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tagger:
     return tagger_of(tiny_models["toy"], tmp_path_factory.mktemp("tagger"), TAGS)
+
+
+def test_words_are_read_before_a_text_as_training_reads_them(
+    tagger: Tagger, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """So what is written is a teacher's file for the same data."""
+    file, output = tmp_path / "both.jsonl", io.StringIO()
+    file.write_text('{"text": "rain-snow", "tokens": ["rain-snow"]}\n')
+    tagger_of(tiny_models["toy"], tmp_path / "model", TAGS)
+    predict_file(tmp_path / "model", file, output, progress=lambda _: None)
+    [tag] = json.loads(output.getvalue())["predicted"]
+    assert tag in TAGS
 
 
 def test_entities_of_a_text_are_those_of_its_words(tagger: Tagger) -> None:
@@ -704,7 +856,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     assert report["words_without_token"] == dropped > 0
     keys = torch.from_numpy(word_keys([row["tokens"] for row in rows]))
     firsts = np.flatnonzero(kind.counted(examples))
-    groups = numbered(examples.group_keys)
+    groups = numbered_keys(examples.group_keys.numpy())
     assert isinstance(examples.words, TextWindows)
     assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
     short = [0, 2]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,10 +21,11 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric
 from ds_distill.keys import content_keys
 from ds_distill.recipe.metrics.classes import Accuracy
-from ds_distill.recipe.policies import routing_of
+from ds_distill.recipe.policies import Average, LearnedGate
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.held_out import at, routed
+from ds_distill.training.validation import validation_of
 from ds_distill.types import Signals
 
 CHOOSING = "validation"
@@ -155,10 +159,21 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
             fitted,
         )
         gate, average = (
-            ClassPredictions(routed(inputs, routing_of(name)).logits.numpy(), truth[part])
-            for name in ("gate", "average")
+            ClassPredictions(routed(inputs, routing).logits.numpy(), truth[part])
+            for routing in (LearnedGate(), Average())
         )
         accuracy = build_metric("classes", Accuracy.Settings(), "abcd")
         intervals[what] = paired_interval(gate, average, accuracy)
     assert intervals["fits"][0] > 0.02, "the test must have something to find"
     assert intervals["chooses"][0] <= 0
+
+
+def test_a_split_without_labels_does_not_choose():
+    """`keep: last` was refused at the end of the first epoch."""
+    examples = numbered(60, labels=[-1] * 60)
+    data = SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples)
+    recipe = SimpleNamespace(seed=0, fitted_splits=lambda task: [])
+    run: Any = SimpleNamespace(
+        data=data, recipe=recipe, task_name="task", task=SimpleNamespace(has_labels=True)
+    )
+    assert validation_of(run, {}) is None

@@ -25,7 +25,7 @@ from transformers import (
 )
 from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, OLD, UNKNOWN, hostile
 
-from ds_distill.check.models import expansion_mistakes
+from ds_distill.check.expansions import expansion_mistakes
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -201,3 +201,10 @@ def test_a_start_at_random() -> None:
     expand_embeddings(model, BEFORE.get_vocab(), NEW, start="random")
     rows = model.get_input_embeddings().weight[KNOWN:]
     assert rows.std().item() == pytest.approx(model.config.initializer_range, rel=0.2)
+
+
+def test_no_new_tokens_leave_the_model_as_it_is() -> None:
+    model = AutoModelForMaskedLM.from_config(FAMILIES["bert"])
+    before = model.get_input_embeddings().weight.clone()
+    expand_embeddings(model, BEFORE.get_vocab(), [])
+    assert torch.equal(model.get_input_embeddings().weight, before)

@@ -109,7 +109,7 @@ def test_cross_entropy_without_logits(
 ) -> None:
     """Equal to the equation, gradients too, of rows with factors of their own."""
     monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": rows_at_a_time * 4 * VOCABULARY})
-    monkeypatch.setattr(_projections, "_LOGIT_BYTES", {"cpu": rows_at_a_time * 8 * VOCABULARY})
+    monkeypatch.setattr(_projections, "LOGIT_BYTES", {"cpu": rows_at_a_time * 8 * VOCABULARY})
     student = head(8, 0, trained=True)
     decoder = student.weight_of.to(dtype)
     student = VocabularyHead(student.features.detach().to(dtype).requires_grad_(), decoder, decoder)

@@ -14,7 +14,7 @@ import torch
 
 import ds_distill
 from ds_distill.cache.index import write_index
-from ds_distill.data.examples import build_once
+from ds_distill.data.built import build_once
 from ds_distill.files import new_folder, write_json
 from ds_distill.routing import ExpertiseTable, Fitted
 from ds_distill.routing.gate import Gate
@@ -41,12 +41,10 @@ KNOWN = {
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("data/groups.py", "_write"): "a file aside, given by build_once",
-    ("data/groups.py", "write_named"): "a file aside, given by build_once",
-    ("process/peak_memory.py", "PeakMemory._reset"): "the kernel's, which keeps nothing",
-    ("data/ids.py", "write_ids"): "a file aside, given by build_once",
-    ("data/teacher_column.py", "write_teachers"): "a file aside, given by build_once",
+    ("data/readers/base.py", "write_names"): "a file aside, given by build_once",
     ("data/predictions.py", "_write"): "a file aside, given by build_once",
     ("data/questions.py", "convert"): "a file aside, given by build_once",
+    ("data/readers/text.py", "JsonLines._write_types"): "a file aside, given by build_once",
     ("data/words.py", "convert"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("engine/training_state.py", "write_training_state"): "into that folder",
@@ -55,7 +53,7 @@ KNOWN = {
     ("process/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
     ("process/lock.py", "FolderLock.take"): "O_EXCL, and synced; half a lock counts for none",
     ("process/lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
-    ("run/profiler.py", "resident_peak"): "an order to the kernel, no file",
+    ("process/peak_memory.py", "forget_resident_peak"): "an order to the kernel, no file",
     ("sweep/shared.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.cache.codecs.base import Encoded, StoredLogits, VocabularyCodec
+from ds_distill.cache.codecs.base import Encoded, StoredLogits, StoredNumbers, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
@@ -15,6 +15,7 @@ __all__ = [
     "CompactCodec",
     "Encoded",
     "StoredLogits",
+    "StoredNumbers",
     "TailShape",
     "TopKCodec",
     "VocabularyCodec",

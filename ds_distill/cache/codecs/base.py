@@ -26,6 +26,8 @@ class Encoded:
     """uint8 [n, W] of a codec with a fixed width, else uint8 [bytes]: the rows end to end."""
     lengths: Tensor | None = None
     """int64 [n]: bytes of each row; None with a fixed width."""
+    counts: tuple[int, ...] | None = None
+    """What `VocabularyCodec.checked` counted. None: not checked."""
 
     def __len__(self) -> int:
         return len(self.payload if self.lengths is None else self.lengths)
@@ -36,11 +38,11 @@ class Encoded:
 
     def to(self, device: torch.device) -> Encoded:
         lengths = None if self.lengths is None else self.lengths.to(device, non_blocking=True)
-        return Encoded(self.payload.to(device, non_blocking=True), lengths)
+        return Encoded(self.payload.to(device, non_blocking=True), lengths, self.counts)
 
     def pin_memory(self) -> Encoded:
         lengths = None if self.lengths is None else self.lengths.pin_memory()
-        return Encoded(self.payload.pin_memory(), lengths)
+        return Encoded(self.payload.pin_memory(), lengths, self.counts)
 
 
 class VocabularyCodec(ABC):
@@ -84,6 +86,12 @@ class VocabularyCodec(ABC):
     @abstractmethod
     def width(self) -> int | None:
         """Bytes of a row; None when rows differ in length."""
+
+    def checked(self, encoded: Encoded) -> Encoded:
+        """The same rows, with what decoding would else count of them and check: on the CPU, so that
+        decoding on a GPU waits for nothing. Raises ValueError when this codec cannot have written
+        the bytes."""
+        return encoded
 
     @abstractmethod
     def decode(self, encoded: Encoded) -> TopK:
@@ -157,13 +165,39 @@ class StoredLogits:
     def to(self, device: torch.device) -> TopK | Tensor:
         """Top entries and tail mass where the codec stores no more; else logits [n, V], whose
         softmax at `temperature` is the stored distribution."""
-        encoded = self.encoded.to(device)
+        encoded = self.moved(device).encoded
         if self.codec.shapes_tail:
             return self.temperature * self.codec.log_probs(encoded)
         return self.codec.decode(encoded)
 
+    def moved(self, device: torch.device) -> StoredLogits:
+        return replace(self, encoded=self.codec.checked(self.encoded).to(device))
+
     def pin_memory(self) -> StoredLogits:
-        return replace(self, encoded=self.encoded.pin_memory())
+        return replace(self, encoded=self.codec.checked(self.encoded).pin_memory())
+
+
+@dataclass(frozen=True)
+class StoredNumbers:
+    """Logits without a codec, float32 on the device where they are needed."""
+
+    numbers: Tensor
+    """float16, bfloat16 or float32 [n, C]."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def to(self, device: torch.device) -> Tensor:
+        """float32 [n, C]."""
+        return self.numbers.to(device, non_blocking=True).float()
+
+    def moved(self, device: torch.device) -> StoredNumbers:
+        """These stay where they are until `to`: over a vocabulary a step's are as large as its
+        logits, and from pinned memory `to` does not wait."""
+        return self
+
+    def pin_memory(self) -> StoredNumbers:
+        return StoredNumbers(self.numbers.pin_memory())
 
 
 def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,20 @@ def field_words(start: int, count: int, width: int) -> int:
     return -(-(start + count * width) // 32)
 
 
+class Constants:
+    """Constant tensors, copied to each device once: a copy from memory that is not pinned waits for
+    the device."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors = tensors
+        self._on: dict[torch.device, tuple[Tensor, ...]] = {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        if device not in self._on:  # of two threads each may copy, and one's copies are kept
+            self._on[device] = tuple(tensor.to(device) for tensor in self._tensors)
+        return self._on[device]
+
+
 class Fields:
     """`count` fields of `width` bits side by side, from bit `start` of every row."""
 
@@ -26,20 +40,24 @@ class Fields:
         position = start + width * torch.arange(count)
         self._word, self._shift = position >> 5, (position & 31).int()
         in_first = (32 - self._shift).clamp(max=width)
-        self._first_mask = ((1 << in_first.long()) - 1).int()
-        self._next_mask = (1 << width) - 1 - self._first_mask
+        first_mask = ((1 << in_first.long()) - 1).int()
+        self._next_mask = (1 << width) - 1 - first_mask
         crossing = self._next_mask != 0
-        self._next_word = torch.where(crossing, self._word + 1, self._word)
-        self._next_shift = torch.where(crossing, 32 - self._shift, 0).int()
+        next_word = torch.where(crossing, self._word + 1, self._word)
+        next_shift = torch.where(crossing, 32 - self._shift, 0).int()
+        self._constants = Constants(
+            self._word, self._shift, first_mask, next_word, next_shift, self._next_mask
+        )
 
     def read(self, words: Tensor) -> Tensor:
         """int32 [n, W] -> int32 [n, count]."""
-        first = words.index_select(1, self._word.to(words.device))
-        first >>= self._shift.to(words.device)
-        first &= self._first_mask.to(words.device)
-        rest = words.index_select(1, self._next_word.to(words.device))
-        rest <<= self._next_shift.to(words.device)
-        rest &= self._next_mask.to(words.device)
+        word, shift, mask, next_word, next_shift, next_mask = self._constants.on(words.device)
+        first = words.index_select(1, word)
+        first >>= shift
+        first &= mask
+        rest = words.index_select(1, next_word)
+        rest <<= next_shift
+        rest &= next_mask
         return first.bitwise_or_(rest)
 
     def write(self, words: Tensor, values: Tensor) -> None:
@@ -62,7 +80,7 @@ def read_at(data: Tensor, position: Tensor, width: Tensor | int) -> Tensor:
     value = padded[byte].long()
     for step in range(1, 4):
         value |= padded[byte + step].long() << (8 * step)
-    return (value >> shift) & ((1 << torch.as_tensor(width, device=data.device)) - 1)
+    return (value >> shift) & ((1 << width) - 1)
 
 
 def write_at(data: Tensor, position: Tensor, value: Tensor) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from ds_distill.cache.codecs.base import (
     entry_log_probs,
     top_of,
 )
-from ds_distill.cache.codecs.bits import read_at, write_at
+from ds_distill.cache.codecs.bits import Constants, read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.distributions import TopK
 
@@ -102,10 +102,12 @@ class CompactCodec(VocabularyCodec):
         self._most = min(_MOST, vocabulary)
         counts = range(1, self._most + 1)
         # Index 0 is unused: k is at least 1.
-        self._low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
+        low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
         k = torch.arange(self._most + 1)
-        self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
-        self._bytes = self._header + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
+        high_bits = k + ((vocabulary - 1) >> low_bits)
+        lengths = self._header + (k * (_VALUE_BITS + low_bits) + high_bits + 7) // 8
+        self._longest = int(lengths.max())
+        self._constants = Constants(low_bits, high_bits, lengths)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> CompactCodec:
@@ -144,7 +146,7 @@ class CompactCodec(VocabularyCodec):
         values = values.gather(1, order)
 
         k = stored.sum(1)
-        lengths = self._bytes.to(k.device)[k]
+        lengths = self._constants.on(k.device)[2][k]
         ends = lengths.cumsum(0)
         at = self._layout(k, ends - lengths)
         # One byte per int32, so that fields that share a byte can be added.
@@ -162,9 +164,12 @@ class CompactCodec(VocabularyCodec):
         return Encoded(data.to(torch.uint8), lengths)
 
     def decode(self, encoded: Encoded) -> TopK:
+        encoded = self.checked(encoded)
+        assert encoded.counts is not None
+        most, entries, bits = encoded.counts
         payload, k, starts = self._rows(encoded)
-        at = self._layout(k, starts)
-        shape = (len(k), int(k.max()) if len(k) else 1)
+        at = self._layout(k, starts, entries)
+        shape = (len(k), most)
         step = payload[starts + 1] / -_STEPS
         tail = _halves(payload, starts + 2).clamp(max=_LEAST_TAIL)
         below = torch.full(shape, -math.inf, device=payload.device)
@@ -172,51 +177,73 @@ class CompactCodec(VocabularyCodec):
         below[at.row, at.rank] = values * step[at.row]
 
         low_bits = at.low_bits[at.row]
-        high = self._read_highs(payload, at)
+        _, offset, is_set = self._highs(payload, at, bits)
+        # The place of the j-th bit that is set, without a wait for how many there are.
+        places = torch.searchsorted(is_set.cumsum(0), torch.arange(1, entries + 1, device=k.device))
+        high = offset[places] - at.rank
         found = (high << low_bits) | read_at(payload, at.lows, low_bits)
         ids = torch.full(shape, -1, dtype=torch.int64, device=payload.device)
         ids[at.row, at.rank] = found.clamp(max=self.vocabulary - 1)
         return TopK(entry_log_probs(below, tail), ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
+        encoded = self.checked(encoded)
         payload, _, starts = self._rows(encoded)
         at = torch.arange(_FIXED, self._header, device=payload.device)
         coordinates = payload[starts[:, None] + at].view(torch.int8)
         return self.tail.spread(self.decode(encoded), coordinates)
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
-        """Payload, k [n] and first byte [n] of each row, checked to lie within the payload."""
+        """Payload, k [n] and first byte [n] of each row, once it is `checked`."""
+        payload, lengths = encoded.payload, encoded.lengths
+        assert lengths is not None
+        starts = lengths.cumsum(0) - lengths
+        return payload, payload[starts].long(), starts
+
+    def checked(self, encoded: Encoded) -> Encoded:
+        """Counts the entries of the row that has most, those of all rows, and the bits of their
+        high parts."""
+        if encoded.counts is not None:
+            return encoded
         payload, lengths = encoded.payload, encoded.lengths
         if lengths is None or payload.dtype != torch.uint8 or payload.ndim != 1:
             raise ValueError("the compact codec reads uint8 [bytes] with the rows' lengths")
         lengths = lengths.long()
-        known = ((lengths > self._header) & (lengths <= int(self._bytes.max()))).all()
+        known = ((lengths > self._header) & (lengths <= self._longest)).all()
         if not known or int(lengths.sum()) != len(payload):
             raise ValueError(
                 f"{len(lengths)} rows cannot have these lengths in {len(payload)} bytes"
             )
-        starts = lengths.cumsum(0) - lengths
-        k = payload[starts].long()
-        if ((k < 1) | (k > self._most)).any() or (self._bytes.to(k.device)[k] != lengths).any():
+        encoded = Encoded(payload, lengths)
+        _, k, starts = self._rows(encoded)
+        _, high_bits, sizes = self._constants.on(k.device)
+        if ((k < 1) | (k > self._most)).any() or (sizes[k] != lengths).any():
             raise ValueError("a row's length does not fit its number of entries")
-        return payload, k, starts
-
-    def _layout(self, k: Tensor, starts: Tensor) -> _Layout:
-        row = torch.repeat_interleave(torch.arange(len(k), device=k.device), k)
-        rank = torch.arange(len(row), device=k.device) - (k.cumsum(0) - k)[row]
-        return _Layout(k, 8 * (starts + self._header), row, rank, self._low_bits.to(k.device)[k])
-
-    def _read_highs(self, payload: Tensor, at: _Layout) -> Tensor:
-        """High parts of all ids: [N]."""
-        sizes = self._high_bits.to(at.k.device)[at.k]
-        row = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-        offset = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
-        position = at.highs[row] + offset
-        is_set = (payload[position >> 3] >> (position & 7).to(torch.uint8)) & 1
-        found = is_set.nonzero().squeeze(1)
-        if not torch.equal(row[found], at.row):
+        at, bits = self._layout(k, starts), int(high_bits[k].sum())
+        row, _, is_set = self._highs(payload, at, bits)
+        if not torch.equal(row[is_set.nonzero().squeeze(1)], at.row):
             raise ValueError("a row's number of ids differs from its number of entries")
-        return offset[found] - at.rank
+        most = int(k.max()) if len(k) else 1
+        return replace(encoded, counts=(most, len(at.row), bits))
+
+    def _layout(self, k: Tensor, starts: Tensor, entries: int | None = None) -> _Layout:
+        """entries: N, without which this waits for the device."""
+        row, rank = _repeated(k, entries)
+        low_bits, _, _ = self._constants.on(k.device)
+        return _Layout(k, 8 * (starts + self._header), row, rank, low_bits[k])
+
+    def _highs(self, payload: Tensor, at: _Layout, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all bits of high parts the row, the place in it, int64, and the bit, uint8: [bits]."""
+        _, high_bits, _ = self._constants.on(at.k.device)
+        row, offset = _repeated(high_bits[at.k], bits)
+        position = at.highs[row] + offset
+        return row, offset, (payload[position >> 3] >> (position & 7).to(torch.uint8)) & 1
+
+
+def _repeated(sizes: Tensor, total: int | None) -> tuple[Tensor, Tensor]:
+    """Of the items of n rows the row, and the place in it: int64 [n] -> int64 [total] each."""
+    row = torch.repeat_interleave(sizes, output_size=total)
+    return row, torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
 
 
 def _halves(payload: Tensor, byte: Tensor) -> Tensor:

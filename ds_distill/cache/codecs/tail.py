@@ -7,11 +7,13 @@ import binascii
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ds_distill.cache.codecs.bits import Constants
 from ds_distill.distributions import TopK
 
 _LEVELS = 255
@@ -50,6 +52,11 @@ class TailShape:
     @property
     def num_directions(self) -> int:
         return self.directions.shape[1]
+
+    @cached_property
+    def _constants(self) -> Constants:
+        """`log_prior`, `scales`, and `directions` as float32."""
+        return Constants(self.log_prior, self.scales, self.directions.float())
 
     @staticmethod
     def even(vocabulary: int) -> TailShape:
@@ -128,11 +135,11 @@ class TailShape:
 
     def spread(self, top: TopK, coordinates: Tensor | None = None) -> Tensor:
         """Full distributions, float32 [n, V]. coordinates: int8 [n, D], if there are directions."""
-        device, size = top.ids.device, len(self.codes)
-        shape = self.log_prior.to(device).expand(len(top.ids), -1)
+        size = len(self.codes)
+        log_prior, scales, directions = self._constants.on(top.ids.device)
+        shape = log_prior.expand(len(top.ids), -1)
         if coordinates is not None and self.num_directions:
-            along = coordinates * self.scales.to(device)
-            shape = shape + along @ self.directions.to(device).float().T
+            shape = shape + (coordinates * scales) @ directions.T
         # Absent entries are written to one extra column.
         columns = top.ids.masked_fill(top.ids < 0, size)
         log_probs = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of, names_in
+from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of, write_names
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
@@ -18,8 +19,8 @@ __all__ = [
     "check_text",
     "file_suffix",
     "kind_of",
-    "names_in",
     "open_file",
+    "write_names",
 ]
 
 SUFFIXES = (
@@ -28,8 +29,10 @@ SUFFIXES = (
 )
 
 
-def open_file(path: Path) -> Reader:
+def open_file(path: Path, kept: Path | None = None) -> Reader:
     """The reader of a data file, by its name's ending.
+
+    kept: a folder for what takes reading the whole file, so that it is read once. None: nowhere.
 
     Raises UserError for other endings, and for empty or unreadable files.
     """
@@ -40,8 +43,8 @@ def open_file(path: Path) -> Reader:
             f"{', '.join(SUFFIXES)}."
         )
     kinds: dict[str, Callable[[Path], Reader]] = {
-        ".jsonl": JsonLines,
-        ".json": JsonLines,
+        ".jsonl": partial(JsonLines, kept=kept),
+        ".json": partial(JsonLines, kept=kept),
         ".csv": Csv,
         ".tsv": Tsv,
         ".parquet": Parquet,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ds_distill.errors import UserError
+from ds_distill.process.activity import mark
 
 BATCH = 10_000
 
@@ -30,6 +32,8 @@ class Reader(ABC):
     """What messages call it: the file's path, or the data set and its split."""
     numbers_are_text = False
     """Whether the format has no numbers, so that `3` may be meant as one."""
+    declares_names = False
+    """Whether the format can have names of class ids; see `label_names`."""
 
     @abstractmethod
     def columns(self) -> list[str]:
@@ -54,7 +58,7 @@ class Reader(ABC):
         """Changes when the rows do."""
 
     def label_names(self, column: str) -> list[str] | None:
-        """Names of the class ids in `column`, where the format declares them."""
+        """Names of the class ids in `column`, or of those in its lists, where they are declared."""
         return None
 
 
@@ -97,11 +101,29 @@ def kind_of(value: object) -> str:
     return f"{str(value)[:40]!r} ({type(value).__name__})"
 
 
-def names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
-    """Of each row the name in a column, as text; None where it has none. what: the names are of.
+def write_names(
+    reader: Reader,
+    column: str,
+    what: str,
+    path: Path,
+    schema: pa.Schema,
+    arrays: Callable[[list[str | None]], list[pa.Array]],
+) -> None:
+    """Write the names in a column of a reader's rows to an Arrow stream file.
+
+    what: the names are of. arrays: the file's columns, of some rows' names; None of a row that has
+        none.
 
     Raises UserError with the location of a row that has something else there.
     """
+    names = _names_in(reader, column, what)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        while batch := list(islice(names, BATCH)):
+            mark(f"reads each example's {what}")
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays(batch), schema=schema))
+
+
+def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
     for location, row in reader.rows([column]):
         value = row.get(column)
         if not (value is None or type(value) in (str, int)):

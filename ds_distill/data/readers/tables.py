@@ -25,6 +25,8 @@ MOST_PACKED = 100
 class Parquet(FileReader):
     """A parquet file; class names that `datasets` wrote into it are used."""
 
+    declares_names = True
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
@@ -112,6 +114,8 @@ class Parquet(FileReader):
 class HubSplit(Reader):
     """A split of a hub data set that `datasets` has loaded."""
 
+    declares_names = True
+
     def __init__(self, data: datasets.Dataset, name: str) -> None:
         self.data = data
         self.name = name
@@ -134,7 +138,10 @@ class HubSplit(Reader):
 
 
 def _class_names(features: datasets.Features, column: str) -> list[str] | None:
+    """Of class ids, or of lists of them."""
     feature = features.get(column)
+    while isinstance(feature, datasets.List | datasets.LargeList):
+        feature = feature.feature
     return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
 

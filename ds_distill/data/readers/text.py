@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.json
+import xxhash
 
+from ds_distill.data.built import build_once
 from ds_distill.data.readers.base import BATCH, LONGEST_LINE, FileReader, kind_of
 from ds_distill.errors import UserError
+from ds_distill.process.activity import mark
+
+VERSION = 1
+"""Part of the names of files of columns: raise it when the same rows have others."""
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How files in UTF-16 begin."""
 
 
 def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
@@ -34,10 +46,12 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
+                # Not Latin-1: where Windows-1252 has quotes, dashes and the euro, it has none.
+                marked = number == 1 and raw.startswith(_UTF_16)
                 raise UserError(
                     f"{name}:{number}: not UTF-8: byte {raw[error.start]:#04x} at position "
                     f"{error.start + 1} of the line. Save the file as UTF-8, e.g. with "
-                    "`iconv -f latin1 -t utf-8`."
+                    f"`iconv -f {'utf-16' if marked else 'windows-1252'} -t utf-8`."
                 ) from error
             yield number, line
     except (OSError, EOFError, zlib.error) as error:
@@ -53,22 +67,57 @@ class _LinesFile(FileReader):
 
 
 class JsonLines(_LinesFile):
-    """One JSON object a line, plain or gzip."""
+    """One JSON object a line, plain or gzip. Its columns are the keys of all its rows: any row may
+    lack one."""
+
+    def __init__(self, path: Path, kept: Path | None = None) -> None:
+        """kept: see `open_file`."""
+        super().__init__(path)
+        self._kept = kept
 
     def columns(self) -> list[str]:
-        return list(self._first())
+        return list(self._types)
 
-    def _first(self) -> dict[str, Any]:
-        for _, row in self.rows([]):
-            return row
-        raise self.no_rows()
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        """Of each key, in the order of the file, the type of its first value."""
+        if self._kept is None:
+            return self._read_types()
+        digest = xxhash.xxh3_128_hexdigest(f"{VERSION} {self.fingerprint()}".encode())
+        path = self._kept / f"columns-{digest}.json"
+        found: dict[str, str] = json.loads(build_once(path, self._write_types).read_text())
+        return found
+
+    def _write_types(self, path: Path) -> None:
+        path.write_text(json.dumps(self._read_types()))
+
+    def _read_types(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        rows = letters = 0
+        for location, row in self.rows([]):
+            if rows % BATCH == 0:
+                mark("reads data")
+            rows += 1
+            if row.keys() <= found.keys():
+                continue
+            new = {name: type(value).__name__ for name, value in row.items() if name not in found}
+            found |= new
+            letters += sum(map(len, new))
+            if letters > LONGEST_LINE:  # as many as one row may have; else they fill the memory
+                raise UserError(
+                    f"{location}: the keys of the rows up to here have more than {LONGEST_LINE:,} "
+                    "characters. Give all rows the same keys."
+                )
+        if rows == 0:
+            raise self.no_rows()
+        return found
 
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        first = self._first()
         # A schema instead of Arrow's guess, which turns texts that look like dates into dates.
-        numbers = {int: pa.int64(), float: pa.float64()}
+        numbers = {"int": pa.int64(), "float": pa.float64()}
+        types = self._types
         fields = [
-            (name, numbers.get(type(first[name]), pa.string())) for name in columns if name in first
+            (name, numbers.get(types[name], pa.string())) for name in columns if name in types
         ]
         reader = pyarrow.json.open_json(
             self.path,
@@ -97,7 +146,7 @@ class JsonLines(_LinesFile):
                 continue
             location = f"{self.path}:{number}"
             try:
-                row = json.loads(line, object_pairs_hook=refuse_repeated)
+                row = json.loads(line, object_pairs_hook=refuse_repeated if wanted else None)
             except (ValueError, RecursionError) as error:
                 if number == 1 and line.lstrip().startswith("["):
                     row = []

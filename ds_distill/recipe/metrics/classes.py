@@ -7,11 +7,12 @@ Shapes: N examples, C classes, R sets of weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from pydantic import Field
 
+from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import (
     METRICS,
     CountMetric,
@@ -155,6 +156,15 @@ class AUC(OfOneClass[OneClass]):
     def weighted(self, predictions: OneClass, weights: np.ndarray) -> np.ndarray:
         return auc(*predictions.scores_of(self.positive), weights)
 
+    def no_value(self, counts: np.ndarray, examples: int) -> str | None:
+        there = int(counts[self.positive])
+        if 0 < there < examples:
+            return None
+        return (
+            f"an AUC needs examples of {self.labels[self.positive]!r} and of other labels, and "
+            f"{there:,} of its {examples:,} are of it"
+        )
+
 
 # ------------------------------------------------------------------------ of several together
 
@@ -207,7 +217,7 @@ class MicroRecall(Micro):
 class Macro(MeanOfClasses[Indicated]):
     """Mean of the classes."""
 
-    over = ("classes", "labels")
+    over: ClassVar[tuple[Over, ...]] = ("classes",)
 
     def counts(self, predictions: Indicated) -> np.ndarray:
         predicted, there = predictions.indicators()
@@ -215,10 +225,11 @@ class Macro(MeanOfClasses[Indicated]):
 
 
 class MacroF1(Macro):
-    """Mean of the classes' F1. A class that is neither there nor predicted is not part of it."""
+    """Mean of the classes' F1. Where each example has one class, one that is neither there nor
+    predicted is not part of it; of several labels, its F1 is 0."""
 
     name, title, hub_name = "macro_f1", "macro F1", "f1"
-    reported = ("classes", "labels")
+    reported: ClassVar[tuple[Over, ...]] = ("classes",)
 
 
 class MacroPrecision(Macro):
@@ -235,6 +246,28 @@ class MacroRecall(Macro):
     of = staticmethod(recall)
 
 
+class OfAllLabels(Macro):
+    """Mean of all labels, which is what scikit-learn makes of several for each example: of one that
+    is neither there nor predicted it is 0."""
+
+    over = ("labels",)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return self.of(*np.split(sums, 3, axis=-1)).mean(axis=-1)
+
+
+class LabelsMacroF1(OfAllLabels, MacroF1):
+    reported = ("labels",)
+
+
+class LabelsMacroPrecision(OfAllLabels, MacroPrecision):
+    pass
+
+
+class LabelsMacroRecall(OfAllLabels, MacroRecall):
+    pass
+
+
 class MacroAUC(Metric[ManyLabels]):
     """Mean of the labels' AUC. A label that all examples have, or none, is not part of it."""
 
@@ -249,6 +282,14 @@ class MacroAUC(Metric[ManyLabels]):
         each = np.stack(values)
         defined = ~np.isnan(each)
         return ratio(np.where(defined, each, 0.0).sum(axis=0), defined.sum(axis=0), np.nan)
+
+    def no_value(self, counts: np.ndarray, examples: int) -> str | None:
+        if ((counts > 0) & (counts < examples)).any():
+            return None
+        return (
+            "an AUC needs examples with a label and others without it, and of its "
+            f"{examples:,} each label is on all or on none"
+        )
 
 
 # ------------------------------------------------------------------------- of probabilities
@@ -311,6 +352,7 @@ def _all(names: Sequence[str]) -> str:
 
 ALL = (
     *(Accuracy, F1, Precision, Recall, AUC),
-    *(MicroF1, MicroPrecision, MicroRecall, MacroF1, MacroPrecision, MacroRecall, MacroAUC),
+    *(MicroF1, MicroPrecision, MicroRecall, MacroF1, MacroPrecision, MacroRecall),
+    *(LabelsMacroF1, LabelsMacroPrecision, LabelsMacroRecall, MacroAUC),
     ECE,
 )

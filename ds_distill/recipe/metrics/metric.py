@@ -92,6 +92,15 @@ class Metric(ABC, Generic[P]):
         """Whether a model could predict what it is not defined for, on any examples, and has."""
         return False
 
+    def no_value(self, counts: np.ndarray, examples: int) -> str | None:
+        """Why it is not defined on a split, whatever a model predicts: a sentence's part, as `it
+        needs ...`; None where it can be.
+
+        counts: int64 [C], how many examples of the split have each label; of numbers, how many
+            have each one that is there. examples: how many it has.
+        """
+        return None
+
     def label_mistakes(self) -> Iterator[str]:
         """What is wrong with the settings on a task with these labels, one message each, which goes
         on after the key: `.positive: ...` or `: ...`."""
@@ -139,15 +148,15 @@ class Metric(ABC, Generic[P]):
     @classmethod
     def better(cls, interval: Sequence[float] | None) -> bool:
         """Whether the interval of a difference lies on the side of the better, without 0. None: of
-        a difference that is not defined."""
-        if interval is None:
+        a difference that is not defined. One of no width decides nothing."""
+        if interval is None or no_width(interval):
             return False
         low, high = interval
         return low > 0 if cls.higher_is_better else high < 0
 
     @classmethod
     def worse(cls, interval: Sequence[float] | None) -> bool:
-        if interval is None:
+        if interval is None or no_width(interval):
             return False
         low, high = interval
         return high < 0 if cls.higher_is_better else low > 0
@@ -172,6 +181,14 @@ class Metric(ABC, Generic[P]):
 
 
 MetricClass = type[Metric[Any]]
+
+
+def no_width(interval: Sequence[float]) -> bool:
+    """Whether the bounds are the same number, up to rounding: no draw of these examples or seeds is
+    another, as of one example or of predictions that are all alike. That is no certainty."""
+    low, high = interval
+    return high - low < 1e-12
+
 
 METRICS: dict[Over, dict[str, MetricClass]] = {over: {} for over in get_args(Over)}
 """By what they are over and name: ours, which the families bring, and those of other packages."""

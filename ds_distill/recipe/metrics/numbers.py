@@ -37,6 +37,11 @@ class Pearson(Metric[Numbers]):
         predicted, labels = predictions.predicted, predictions.labels
         return correlation(predicted[None], labels[None], weights)
 
+    def no_value(self, counts: np.ndarray, examples: int) -> str | None:
+        if len(counts) > 1:
+            return None
+        return f"a correlation needs labels that differ, and all of its {examples:,} are the same"
+
     def excludes(self, predictions: Numbers) -> bool:
         """The same number for all examples."""
         return len(np.unique(predictions.predicted)) < 2 <= len(np.unique(predictions.labels))

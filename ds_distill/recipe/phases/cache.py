@@ -38,12 +38,13 @@ class Cache(FollowingPhase):
     """Of logits and hidden states as they are stored."""
     hidden: list[int] = Field(default_factory=list)
     """Layers whose states are stored beside the logits, for terms and policies that read them:
-    -1 is the last one. Of a sequence-level task it is the first token's state."""
+    -1 is the last one. Of a sequence-level task it is the first token's state, or the mean of all
+    tokens' where the model's head reads that."""
     codec: Codec = Compact()
     """For masked-LM teachers."""
     only_if_read: bool = False
-    """Skip the phase where no later one reads a split of it: `teachers` of a distil phase then
-    decides alone whether there is a cache."""
+    """Skip the phase where no later distil phase reads a split of it: `teachers` there then decides
+    alone whether there is a cache. An expertise phase runs the teachers where there is none."""
     batch_size: Count | None = None
     """Examples per rank and teacher call. Default: 64, or of a teacher that runs without
     padding as many as have 32,768 tokens together."""
@@ -64,8 +65,17 @@ class Cache(FollowingPhase):
 
 
 def mistakes(settings: Cache, context: Context) -> Iterator[str]:
-    """A teacher that is not there, and a task whose signals no cache can hold."""
+    """A teacher that is not there, a task whose signals no cache can hold, and a cache that runs of
+    several seeds share, whose teachers differ."""
     yield from follow_mistakes(settings, context)
+    recipe, step = context.recipe, context.step
+    trained = [name for name in context.teachers if step.model(name).made_by is not None]
+    if settings.folder is not None and recipe.seeds is not None and trained:
+        yield (
+            f"{context.location}.folder={settings.folder}: the runs of seeds={recipe.seeds} would "
+            f"share it, and each trains {', '.join(trained)} itself: all after the first would "
+            "find another's signals. Take folder out: each run then has its own."
+        )
     why = context.task.not_cacheable()
     if why is not None:
         yield f"{context.location}: {why}"

@@ -24,7 +24,8 @@ class Expertise(PhaseSettings):
     distillation then needs them in the cache (`hidden: [-1]`)."""
     leave_out: Literal["unqualified"] | None = None
     """`unqualified`: the phases after it, of the same task, do without a teacher that is best at
-    no class here (thesis 4.6); evaluations show it all the same. Default: nobody leaves."""
+    no class here (thesis 4.6) and does not know one alone; evaluations show it all the same.
+    Default: nobody leaves."""
 
     show_examples: Annotated[int, Field(ge=0, le=100)] = 0
     """How many texts the report shows on which teachers disagree, with what the chosen policy made

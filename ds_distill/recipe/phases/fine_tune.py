@@ -103,6 +103,13 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
                     f"{context.location}.{key}: chooses examples by class, and "
                     f"{task.location}.type={task.type} {has}. Take the key out."
                 )
+    elif settings.per_class is not None and task.predicts == "labels":
+        limit = f"{task.location}.data.limit.{settings.split}={settings.per_class}"
+        yield (
+            f"{context.location}.per_class: caps the examples of each class, and with "
+            f"{task.location}.type={task.type} an example has any number of them. Set {limit} "
+            "instead, or take the key out."
+        )
 
 
 def _shared_head_mistakes(settings: FineTune, context: Context) -> Iterator[str]:

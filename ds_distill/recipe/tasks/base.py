@@ -21,6 +21,12 @@ spans, as a class of each word of the context; hidden tokens, each as a distribu
 vocabulary, which a cache keeps by a codec. Nothing: the data are read without their labels."""
 
 
+COMPARED = Field(
+    description="What models are compared and chosen by: a metric's name, or its settings. "
+    "Evaluations report\nothers too."
+)
+
+
 class TaskSettings(Section):
     """Settings of a task. What other code asks of a task it asks here, of its entry or of its
     implementation, and not of its kind."""
@@ -105,6 +111,4 @@ class TaskSettings(Section):
     """Where the examples come from."""
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
     """Longest input in tokens of each model; what is longer is cut."""
-    metric: MetricSettings = Accuracy.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, COMPARED] = Accuracy.Settings()

@@ -11,8 +11,8 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.characters import CharacterF1
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.tags import SPAN_TAGS
-from ds_distill.recipe.tasks.base import Predicts, Rows
-from ds_distill.recipe.tasks.words import WordTask
+from ds_distill.recipe.tasks.base import COMPARED, Predicts, Rows
+from ds_distill.recipe.tasks.words import LETTER_WITHOUT_BLANKS, WordTask
 
 
 class CharacterSpans(WordTask):
@@ -30,9 +30,7 @@ class CharacterSpans(WordTask):
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384
     """Tokens of a window at most, the question's included, in every model's view. A question that
     is longer than half of it is cut."""
-    metric: Annotated[MetricSettings, one_metric("characters")] = CharacterF1.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("characters"), COMPARED] = CharacterF1.Settings()
 
     @property
     def given_labels(self) -> list[str]:
@@ -43,11 +41,14 @@ class CharacterSpans(WordTask):
 def _usage(task: CharacterSpans, pairs: bool) -> list[str]:
     """transformers' pipeline takes one text: the words in answers, by hand."""
     return [
-        "from tokenizers.pre_tokenizers import BertPreTokenizer",
+        "from tokenizers import Regex, pre_tokenizers",
         "",
+        f"letter = Regex(r'{LETTER_WITHOUT_BLANKS}')",
+        'alone = pre_tokenizers.Split(letter, "isolated")',
+        "both = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), alone])",
+        "cut = both.pre_tokenize_str",
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         'model = AutoModelForTokenClassification.from_pretrained(".")',
-        "cut = BertPreTokenizer().pre_tokenize_str",
         'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
         "words = cut(context)",
         "windows = tokenizer(",

@@ -11,7 +11,7 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.answers import SquadF1
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Count
-from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
+from ds_distill.recipe.tasks.base import COMPARED, Predicts, Rows, TaskSettings
 
 
 class ExtractiveQA(TaskSettings):
@@ -32,9 +32,7 @@ class ExtractiveQA(TaskSettings):
     `max_length` at most, which is the default. A longer answer may be whole in no window."""
     max_answer_length: Count = 30
     """Tokens of a predicted answer at most."""
-    metric: Annotated[MetricSettings, one_metric("answers")] = SquadF1.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("answers"), COMPARED] = SquadF1.Settings()
 
     @model_validator(mode="after")
     def _windows_go_on(self) -> ExtractiveQA:

@@ -11,7 +11,7 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Count, Section
-from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
+from ds_distill.recipe.tasks.base import COMPARED, Predicts, Rows, TaskSettings
 
 
 class MaskSettings(Section):
@@ -44,9 +44,7 @@ class MaskedLM(TaskSettings):
     """What becomes of texts longer than `max_length`: `split` makes windows of them, each an
     example of its own; `cut` throws the rest away."""
     masking: MaskSettings = MaskSettings()
-    metric: Annotated[MetricSettings, one_metric("masked tokens")] = Accuracy.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("masked tokens"), COMPARED] = Accuracy.Settings()
 
     @property
     def cuts(self) -> bool:

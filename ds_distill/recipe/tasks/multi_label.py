@@ -9,7 +9,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.classes import MicroF1
 from ds_distill.recipe.metrics.metric import MetricSettings
-from ds_distill.recipe.tasks.base import Predicts
+from ds_distill.recipe.tasks.base import COMPARED, Predicts
 from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
 
 
@@ -20,9 +20,7 @@ class MultiLabel(LabelledTask):
     predicts: ClassVar[Predicts] = "labels"
 
     type: Literal["multi-label"] = "multi-label"
-    metric: Annotated[MetricSettings, one_metric("labels")] = MicroF1.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("labels"), COMPARED] = MicroF1.Settings()
 
 
 ENTRY = TaskEntry(

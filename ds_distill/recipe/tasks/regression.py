@@ -8,7 +8,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.metrics.numbers import Pearson
-from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
+from ds_distill.recipe.tasks.base import COMPARED, Predicts, Rows, TaskSettings
 from ds_distill.recipe.tasks.labelled import example_text
 
 
@@ -20,9 +20,7 @@ class Regression(TaskSettings):
     predicts: ClassVar[Predicts] = "number"
 
     type: Literal["regression"] = "regression"
-    metric: Annotated[MetricSettings, one_metric("numbers")] = Pearson.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("numbers"), COMPARED] = Pearson.Settings()
 
 
 def _usage(task: Regression, pairs: bool) -> list[str]:

@@ -8,6 +8,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricSettings
+from ds_distill.recipe.tasks.base import COMPARED
 from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
 
 
@@ -15,9 +16,7 @@ class SingleLabel(LabelledTask):
     """Classify texts, or pairs of texts; each has one label."""
 
     type: Literal["single-label"] = "single-label"
-    metric: Annotated[MetricSettings, one_metric("classes")] = Accuracy.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("classes"), COMPARED] = Accuracy.Settings()
 
 
 ENTRY = TaskEntry(

@@ -10,7 +10,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.metrics.words import EntityF1
-from ds_distill.recipe.tasks.base import Predicts, Rows
+from ds_distill.recipe.tasks.base import COMPARED, Predicts, Rows
 from ds_distill.recipe.tasks.labelled import LabelledTask
 from ds_distill.recipe.tasks.words import WordTask
 
@@ -31,9 +31,7 @@ class TokenClassification(WordTask, LabelledTask):
     subwords: Literal["first", "all"] = "first"
     """The tokens of a word that fine-tune phases train on its tag (Rohanian et al. 2022: all).
     Teachers and student meet at first ones, and predictions and scores are of these, either way."""
-    metric: Annotated[MetricSettings, one_metric("words")] = EntityF1.Settings()
-    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
-    others too."""
+    metric: Annotated[MetricSettings, one_metric("words"), COMPARED] = EntityF1.Settings()
 
 
 class Untagged(TokenClassification):

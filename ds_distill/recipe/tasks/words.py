@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from ds_distill.recipe.tasks.base import TaskSettings
 
+LETTER_WITHOUT_BLANKS = (
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\x{3006}\x{30FC}\x{FF70}"
+    r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}&&[^\p{M}\p{Nd}]][\p{M}\p{Cf}\x{FF9E}\x{FF9F}]*"
+)
+"""Of the `tokenizers` library: a letter of a script that is written without blanks, with the marks
+that stand on it. Each is a word, because where words end there is for a dictionary to say. The
+characters that are named one by one belong to kana, and Unicode has them as common to several
+scripts. Digits stay together."""
+
 
 class WordTask(TaskSettings):
     """A task that has a row for each word, and reads what is too long in windows of words."""

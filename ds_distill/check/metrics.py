@@ -1,0 +1,70 @@
+"""Whether the metrics of a task have a value on its labels, and on the splits that choose or
+judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import datasets
+import numpy as np
+
+from ds_distill.data.sources import as_numpy, has_labels
+from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.training import Training
+
+
+def metric_mistakes(
+    recipe: Recipe,
+    task_name: str,
+    labels: list[str],
+    splits: Mapping[str, datasets.Dataset],
+    class_counts: Mapping[str, np.ndarray],
+) -> Iterator[str]:
+    """A metric that names labels which the task has not, or has no label to be about; and one
+    without a value on a split that chooses or judges, which a run would find after its trainings.
+
+    splits: those that are read. class_counts: of those that are labelled and have classes.
+    """
+    task = recipe.tasks_by_name[task_name]
+    mistakes = list(metric_of(task)(task.metric, labels).label_mistakes())
+    yield from (f"{task.location}.metric{mistake}" for mistake in mistakes)
+    if mistakes:
+        return
+    over = TASKS[task.type].over
+    metrics = [
+        METRICS[over][name](settings, labels)
+        for name, settings in reported_metrics(over, task.metric, labels).items()
+    ]
+    for split, phase in _judging(recipe, task_name).items():
+        if task.predicts == "number" and split in splits and has_labels(splits[split]):
+            counts = np.unique(as_numpy(splits[split], "label"), return_counts=True)[1]
+        elif split in class_counts:
+            counts = class_counts[split]
+        else:
+            continue
+        examples = len(splits[split]) if task.predicts == "labels" else int(counts.sum())
+        why = {metric: metric.no_value(counts, examples) for metric in metrics}
+        metric = next((metric for metric, reason in why.items() if reason is not None), None)
+        if metric is not None:  # of others the reason is the same
+            other = f", or another metric with {task.location}.metric=NAME"
+            yield (
+                f"phases.{phase}: metric {metric.name} has no value on split {split!r}: "
+                f"{why[metric]}. Add examples to it, or take another split"
+                f"{'' if over in metric.reported else other}."
+            )
+
+
+def _judging(recipe: Recipe, task_name: str) -> dict[str, str]:
+    """The splits on which a task's metrics are computed, and the first phase that does."""
+    found: dict[str, str] = {}
+    for name, phase in recipe.named_phases(task_name):
+        splits = [CHOOSING_SPLIT] if isinstance(phase, Training) else []
+        if PHASES[phase.kind].makes in ("evaluation", "expertise"):
+            splits = [split for split, _ in phase.reads]
+        for split in splits:
+            found.setdefault(split, name)
+    return found

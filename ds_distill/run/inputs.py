@@ -1,0 +1,105 @@
+"""What a run reads from outside its folder: the same on all ranks, and after a stop.
+
+Each rank reads recipe, data and models by itself. A network file system may show an edited file
+late, hosts have files and hub caches of their own, and between a stop and a resume all may change.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ds_distill.cache.format import weights_fingerprint
+from ds_distill.data.sources import Source
+from ds_distill.engine.config import find_config
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError, short
+from ds_distill.files import checksum, write_json
+from ds_distill.models.configuration import load_config
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import predictions_file, resolve_model
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import Inputs, read_as
+from ds_distill.run.resumable_keys import changes
+
+
+def refuse_other_recipe(recipe: Recipe, world: World) -> None:
+    """Raises UserError on a rank that has read another recipe than rank 0, or to which `_auto` is
+    another DeepSpeed config. Each would train by its own settings, silently."""
+    _, config = find_config(recipe.deepspeed)
+    own = {**recipe.model_dump(mode="json"), "deepspeed": config}
+    _refuse_other(
+        own,
+        world,
+        "its recipe differs from rank 0's in ",
+        "Where this host's file system shows an edited file late, start again; otherwise give all "
+        "ranks the same recipe and overrides, and a `deepspeed` that is the same on all hosts.",
+    )
+
+
+def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """The tasks' labels, and fingerprints of models and of teachers' files: JSON values."""
+    models = {
+        f"teachers.{name}.model": (model, recipe.teachers[name].revision)
+        for name, model in recipe.encoders.items()
+    }
+    models["student.model"] = recipe.student.model, recipe.student.revision
+    found = {}
+    for key, (model, revision) in models.items():
+        reference = resolve_model(model, recipe.models_folder)
+        commit = getattr(load_config(reference, revision), "_commit_hash", None)
+        found[key] = weights_fingerprint(reference, commit)
+    for name, file in recipe.from_files.items():
+        path = predictions_file(name, file, recipe.data_folder)
+        found[f"teachers.{name}.predictions"] = checksum(path)
+    labels = {f"{source.task.location}.labels": source.labels for source in sources.values()}
+    return {"labels": labels, "models": found}
+
+
+def refuse_other_inputs(inputs: dict[str, Any], world: World) -> None:
+    """Raises UserError on a rank that has read other labels or models than rank 0: what one writes
+    would count as the other's."""
+    _refuse_other(
+        {**inputs["labels"], **inputs["models"]},
+        world,
+        "it has read another file than rank 0 for ",
+        "Give all hosts the same files, and hub models a `revision`.",
+    )
+
+
+def check_inputs(inputs: dict[str, Any], folder: RunFolder) -> list[str]:
+    """Compare with those that the run in a folder began with, and write them where it begins. Main
+    process. Returns a note for each model that has changed since.
+
+    Raises UserError where the labels have: their numbers stand in what is done.
+    """
+    if not folder.inputs.is_file():
+        write_json(folder.inputs, inputs)
+        return []
+    began = read_as(folder.inputs, Inputs)
+    for key, now in inputs["labels"].items():
+        if (then := began["labels"].get(key, now)) != now:
+            raise UserError(
+                f"--resume: {key} of the data are not those that the run in {folder.path} began "
+                f"with, and its models know them by their numbers: {short(now)} now, "
+                f"{short(then)} then. Give the data their labels back, or start a new run with "
+                "--folder."
+            )
+    return [
+        f"{'.'.join(change.key)}: is not what the run began with; phases that are done have used "
+        "what was there before."
+        for change in changes(began["models"], inputs["models"])
+    ]
+
+
+def _refuse_other(own: dict[str, Any], world: World, what: str, fix: str) -> None:
+    of_main = world.from_main(lambda: own)
+    differ = [*changes(of_main, json.loads(json.dumps(own)))]
+    if differ:
+        listed = "; ".join(
+            f"{'.'.join(change.key)} ({short(change.now)}, there {short(change.was)})"
+            for change in differ[:3]
+        )
+        raise UserError(f"rank {world.rank} on {socket.gethostname()}: {what}{listed}. {fix}")

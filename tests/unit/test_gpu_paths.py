@@ -1,0 +1,124 @@
+"""What runs otherwise on a GPU, as far as a CPU can show it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+from engines import make_student
+
+from ds_distill.engine import world as worlds
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.predict import _of_all_ranks
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
+from ds_distill.run.run import Run
+
+META = torch.device("meta")
+"""Stands for a GPU."""
+
+
+@pytest.mark.parametrize("term", ["cosine", "attention_mse"])
+def test_at_stage_3_the_student_runs_where_its_weights_are(
+    term: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which weights a term reads is found by a pass, before DeepSpeed moves them."""
+    moved: list[torch.Tensor] = []
+    to: Callable[..., torch.Tensor] = torch.Tensor.to
+
+    def to_device(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        if given[:1] != (META,):
+            return to(tensor, *given, **named)
+        moved.append(tensor)
+        return tensor
+
+    class Reached(Exception):
+        """DeepSpeed's engine would be built now."""
+
+    def initialize(**options: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(torch.Tensor, "to", to_device)
+    monkeypatch.setattr(deepspeed, "initialize", initialize)
+    inputs = TermInputs(8, {"t": 8}, 1, {"t": 1})
+    bundle = Bundle(make_student(0.0), {}, build_terms(losses_of({term: {}}), inputs))
+    config = deepspeed_config("zero3_fp32", Training(batch_size=4), 1)
+    with pytest.raises(Reached):
+        Engine(bundle, config, replace(world, device=META), OptimizerSettings(1e-3, 0.0, 10, 1))
+    assert not moved, "buffers of a student that has run on the CPU"
+
+
+def test_a_lone_rank_keeps_what_it_has_predicted_where_it_is(world: World) -> None:
+    """A whole split would be on the device, beside all models."""
+    part = torch.arange(6.0).view(2, 3)
+    runner: Any = SimpleNamespace(world=replace(world, device=META))
+    assert _of_all_ranks(runner, part) is part
+
+
+class Accelerator:
+    """A host's GPUs as a rank sees them."""
+
+    def __init__(self, visible: int) -> None:
+        self.visible = visible
+
+    def device_name(self, number: int | None = None) -> str:
+        return "cuda" if number is None else f"cuda:{number}"
+
+    def device_count(self) -> int:
+        return self.visible
+
+    def set_device(self, number: int) -> None:
+        raise StopIteration(number)
+
+
+@pytest.mark.parametrize(("visible", "number"), [(1, 0), (4, 3), (8, 3)])
+def test_a_rank_that_sees_its_own_gpu_alone_takes_it(
+    visible: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `srun --gpus-per-task=1` starts it. DeepSpeed reads the number in LOCAL_RANK."""
+    monkeypatch.setattr(worlds, "get_accelerator", lambda: Accelerator(visible))
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StopIteration) as taken:
+        World.start()
+    assert taken.value.value == number and os.environ["LOCAL_RANK"] == str(number)
+
+
+def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds, "get_accelerator", lambda: Accelerator(2))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(
+        UserError, match=r"rank 3 of this host has no GPU: 2 are visible.*=4,5\).*Start no more"
+    ):
+        World.start()
+
+
+def test_padding_never_is_refused_where_a_gpu_cannot(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was padded all the same, without a word; `check` may run where no GPU is."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    run: Any = SimpleNamespace(
+        recipe=SimpleNamespace(padding="never"), world=SimpleNamespace(device=torch.device("cuda"))
+    )
+    teacher = ModelReference("first", str(tiny_models["bert"]))
+    with pytest.raises(UserError, match=r"padding=never: first \(bert\) cannot run without padd"):
+        Run.packed(run, teacher, half=True)
+    assert Run.packed(run, teacher, half=False) == "example by example"
+    run.recipe.padding = None
+    assert Run.packed(run, teacher, half=True) is None

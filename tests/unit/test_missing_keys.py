@@ -1,0 +1,162 @@
+"""JSON Lines whose rows have not all the same keys: what is read, or refused, is the same whichever
+row lacks one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.data.groups import Groups
+from ds_distill.data.ids import ID
+from ds_distill.data.open_source import open_source
+from ds_distill.data.readers import open_file, text
+from ds_distill.data.sources import Source
+from ds_distill.data.teacher_column import teacher_names
+from ds_distill.errors import UserError
+from ds_distill.recipe.tasks import TASKS
+
+SPAN = {"start": 0, "end": 1, "type": "LOC"}
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    # of a kind of task: the key that a row may lack, and a row
+    "single-label": ("label", {"text": "a", "label": "x"}),
+    "multi-label": ("label", {"text": "a", "label": ["x"]}),
+    "regression": ("label", {"text": "a", "label": 0.5}),
+    "token-classification": ("tags", {"tokens": ["a"], "tags": ["O"]}),
+    "token-classification of spans": ("spans", {"text": "a", "spans": [SPAN]}),
+    "extractive-qa": (
+        "answers",
+        {"question": "q", "context": "a", "answers": [{"text": "a", "start": 0}]},
+    ),
+    "character-spans": (
+        "answers",
+        {"question": "q", "context": "a", "answers": [{"start": 0, "end": 1}]},
+    ),
+}
+LABELS = {"text": ["x", "y"], "words": ["O", "B-LOC", "I-LOC"]}
+
+
+def opened(
+    folder: Path, kind: str, rows: list[dict[str, Any]], given: bool = True, **columns: str
+) -> Source:
+    """given: whether the recipe names the labels."""
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = TASKS[kind.split()[0]].settings
+    task: dict[str, Any] = {"data": {"path": str(folder), "columns": columns}}
+    if given and "labels" in entry.model_fields:
+        task["labels"] = LABELS[entry.rows]
+    return open_source(entry.model_validate(task), folder / "cache")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([*ROWS]),
+    count=st.integers(3, 6),
+    at=st.integers(0, 5),
+    given=st.booleans(),
+)
+def test_a_row_without_a_label_is_refused_wherever_it_stands(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, count: int, at: int, given: bool
+) -> None:
+    folder, (key, row), at = tmp_path_factory.mktemp("a"), ROWS[kind], at % count
+    rows = [dict(row) for _ in range(count)]
+    if kind == "single-label":
+        rows[at - 1]["label"] = "y"
+    del rows[at][key]
+    here, there = folder / f"train.jsonl:{at + 1}", folder / f"train.jsonl:{2 if at == 0 else 1}"
+    what = (
+        f"{re.escape(str(here))}: no (label|tags|answers) in {key!r}, but {re.escape(str(there))}"
+    )
+    given = given or kind in ("multi-label", "token-classification")  # which have one label else
+    for need in (False, True):
+        with pytest.raises(UserError, match=rf"{what} has (one|some)\."):
+            opened(folder, kind, rows, given).read("train", need_labels=need)
+
+
+@given(at=st.integers(0, 4))
+@settings(max_examples=10, deadline=None)
+def test_names_of_examples_may_be_missing_in_any_row(
+    tmp_path_factory: pytest.TempPathFactory, at: int
+) -> None:
+    names: list[dict[str, Any]] = [
+        {"id": n, "patient": f"p{n // 2}", "follow": f"t{n % 2}"} for n in range(5)
+    ]
+    names[at] = {}
+    rows = [{"text": f"text {n}", "label": "xy"[n % 2], **more} for n, more in enumerate(names)]
+    columns = {"id": "id", "group": "patient", "teacher": "follow"}
+    data = opened(tmp_path_factory.mktemp("a"), "single-label", rows, **columns).read("train")
+    for half in ID:
+        assert [value is None for value in data[half]] == [n == at for n in range(5)]
+    found = teacher_names(data)
+    assert found is not None
+    assert [found[0][n] if n >= 0 else None for n in found[1]] == [m.get("follow") for m in names]
+    groups = Groups.of(data).group_keys[:, 0].tolist()
+    for one in range(5):
+        for other in range(one):
+            same = names[one].get("patient", one) == names[other].get("patient", other)
+            assert (groups[one] == groups[other]) == same
+
+
+def test_a_text_or_list_of_words_that_a_row_lacks_is_refused_there(tmp_path: Path) -> None:
+    whole = {"text": "a", "tokens": ["a"], "tags": ["O"]}
+    for rows in (
+        [{"text": "a"}, whole, whole],
+        [whole, {"text": "a"}],
+        [whole, whole, {"text": "a"}],
+    ):
+        at = rows.index({"text": "a"}) + 1
+        with pytest.raises(UserError, match=rf"train\.jsonl:{at}: no 'tokens'; it has 'text'"):
+            opened(tmp_path, "token-classification", rows).read("train")
+    for lacks in range(3):
+        rows = [{"text": "a", "label": "x"} for _ in range(3)]
+        del rows[lacks]["text"]
+        with pytest.raises(
+            UserError, match=rf"train\.jsonl:{lacks + 1}: no 'text'; it has 'label'"
+        ):
+            opened(tmp_path, "single-label", rows).read("train")
+
+
+keys = st.text(st.characters(), min_size=1, max_size=3)  # half of a surrogate pair, too
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.dictionaries(keys, st.integers() | st.text() | st.none()), min_size=1))
+def test_columns_are_the_keys_of_all_rows_in_their_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("a")
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    wanted = [*dict.fromkeys(key for row in rows for key in row)]
+    assert open_file(folder / "a.jsonl").columns() == wanted
+    for _ in range(2):
+        assert open_file(folder / "a.jsonl", folder / "cache").columns() == wanted
+
+
+def test_rows_are_read_once_for_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start of a run over millions of rows, on each rank, reads none of them."""
+    first = opened(tmp_path, "single-label", [{"text": "a"}, {"text": "b"}])
+    assert first.read("train")["text"][:] == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(text.JsonLines, "rows", None)
+        again = open_source(first.task, first.cache_folder)
+        assert again.read("train")["text"][:] == ["a", "b"]
+    changed = opened(tmp_path, "single-label", [{"text": "a"}, {"text": "b", "label": "x"}])
+    with pytest.raises(UserError, match=r"train\.jsonl:1: no label"):
+        changed.read("train")
+
+
+def test_ever_new_keys_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as one line may have are known."""
+    monkeypatch.setattr(text, "LONGEST_LINE", 1000)
+    rows = [{"text": "a", f"{number:0100}": 1} for number in range(30)]
+    with pytest.raises(
+        UserError, match=r"train\.jsonl:10: .*more than 1,000 characters.*same keys"
+    ):
+        opened(tmp_path, "single-label", rows).read("train")

@@ -1,0 +1,71 @@
+"""Finished runs side by side, by what they have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from records import EVALUATION
+
+from ds_distill.evaluation.prediction_files import SavedPredictions
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.run.folder import RunFolder
+from ds_distill.sweep.side_by_side import side_by_side, side_tables
+
+ONE = EVALUATION["models"]["s"]
+
+
+def run(folder: Path, *models: dict[str, dict[str, Any]]) -> Path:
+    """A finished run with an evaluate phase for each of `models`, all on the same examples."""
+    made = RunFolder(folder)
+    folder.mkdir()
+    phases = [
+        {**EVALUATION, "phase": f"evaluate-{number}", "models": each, "comparisons": []}
+        for number, each in enumerate(models)
+    ]
+    made.results.write_text(json.dumps({"student": "s", "seconds": 1.0, "phases": phases}))
+    labels = np.array([0, 1, 0, 1])
+    for number, each in enumerate(models):
+        file = made.predictions(number, f"evaluate-{number}")
+        file.parent.mkdir(exist_ok=True)
+        whole = [name for name, numbers in each.items() if "not_given" not in numbers]
+        saved = {name: ClassPredictions(np.eye(2)[[0, 0, 0, number]], labels) for name in whole}
+        SavedPredictions(["cat", "dog"], np.arange(4), saved).write(file)
+    return folder
+
+
+def shown(*folders: Path) -> tuple[dict[str, Any], str]:
+    [group] = side_by_side(folders)
+    [table] = side_tables([group])
+    return group, table.text()
+
+
+def test_of_a_run_that_evaluates_twice_the_last_evaluation_is_shown(tmp_path):
+    """As after each of two phases that distil."""
+    later = {"s": {**ONE, "accuracy": 0.75}, "second": ONE}
+    first, other = run(tmp_path / "first", {"s": ONE}, later), run(tmp_path / "other", {"s": ONE})
+    group, text = shown(other, first)
+    rows = [(row["run"], row["model"], row["score"]) for row in group["rows"]]
+    assert rows == [("other", "s", 0.5), ("first", "s", 0.75), ("first", "second", 0.5)]
+    assert [pair["runs"] for pair in group["pairs"]] == [["other", "first"]]
+    assert "first (s) and other (s) differ within chance: +25.0" in text
+    assert shown(first)[0]["pairs"] == []
+
+
+def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
+    """As one by a file of predictions, which has no weights."""
+    file = {**ONE, "role": "teacher", "examples": 3, "not_given": 1, "parameters": 0}
+    folder = run(tmp_path / "one", {"f": file, "s": ONE})
+    group, text = shown(folder)
+    assert group["rows"][0]["not_given"] == 1
+    [line] = [line for line in text.splitlines() if " f (on 3) " in line]
+    assert "not comparable" in line and " - " in line and "0.0 M" not in line
+    assert "Not comparable: judged on some of the examples alone, as (on N) says." in text
+    assert "is gone" not in text
+    gone = run(tmp_path / "gone", {"f": file, "s": ONE})
+    for saved in gone.glob("predictions/*"):
+        saved.unlink()
+    text = shown(folder, gone)[1]
+    assert "judged on some" in text and "the folder `predictions` of a run is gone" in text

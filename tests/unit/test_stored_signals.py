@@ -1,0 +1,195 @@
+"""What a cache stores of a masked-LM teacher is decoded where and when it is needed."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertForMaskedLM
+
+from ds_distill.cache.codecs import CompactCodec, StoredLogits, TopKCodec, VocabularyCodec
+from ds_distill.cache.codecs.bits import Constants
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.world import World
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
+
+V, ROWS = 500, 32
+COMPACT = CompactCodec(V, 0.01).to_json()
+
+
+def batch_of(rows: int, seed: int, codec: dict[str, Any] | None) -> Batch:
+    """A batch of masked tokens and a teacher's logits, as a cache gives them."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, V, (rows, 4), generator=draw)
+    at = torch.arange(rows)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids), positions=at * 4)
+    schema = SignalSchema(
+        dtype="float16", classes=V, codec=codec, temperature=codec and 1.0, mask_variants=2
+    )
+    logits = 3 * torch.randn(rows, V, generator=draw)
+    signals = schema.decode(schema.encode(Signals(logits)).columns, as_stored=True)
+    sets = {"all": at, "labelled": at}
+    labels = torch.zeros(rows, dtype=torch.int64)
+    return Batch(
+        torch.zeros(rows, 2, dtype=torch.int64),
+        {"student": view},
+        labels,
+        sets,
+        signals={"t": signals},
+    )
+
+
+def engine_of(world: World, micro_batch: int) -> Engine:
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    training = Training(batch_size=ROWS, micro_batch_size=micro_batch)
+    return Engine(
+        Bundle(BertForMaskedLM(shape), {}, build_terms(losses_of({"kl": {}}), TermInputs(16))),
+        deepspeed_config("zero1_fp32", training, 1),
+        world,
+        OptimizerSettings(1e-3, 0.0, 10, 1),
+    )
+
+
+def decoded_rows() -> int:
+    """Rows of float32 [n, V] that are alive, the student's left out."""
+    gc.collect()
+    return sum(
+        len(one)
+        for one in gc.get_objects()
+        if isinstance(one, torch.Tensor)
+        and one.shape[1:] == (V,)
+        and one.dtype == torch.float32
+        and not one.requires_grad
+    )
+
+
+@pytest.mark.parametrize("micro_batch", [8, 32])
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("codec", [COMPACT, None])
+def test_one_micro_batch_is_decoded_at_a_time(
+    world: World, codec: dict[str, Any] | None, looks: bool, micro_batch: int
+) -> None:
+    """Whatever a step's batch: decoded, it is [rows, V] in float32. The losses are the same."""
+    micro_batches = [batch_of(micro_batch, seed, codec) for seed in range(ROWS // micro_batch)]
+    leave_out = (lambda *_: pytest.fail("all losses are finite")) if looks else None
+    engine, alive = engine_of(world, micro_batch), []
+    hook = engine.bundle.register_forward_pre_hook(lambda *_: alive.append(decoded_rows()))
+    losses = [engine.train_step(micro_batches, leave_out)["loss"] for _ in range(2)]
+    assert {*alive} == {micro_batch}
+    hook.remove()
+    engine.close()
+
+    other = engine_of(world, micro_batch)
+    whole = [batch.to("cpu") for batch in micro_batches]
+    assert all(batch.signals["t"].logits.dtype == torch.float32 for batch in whole)
+    assert losses == [other.train_step(whole, leave_out)["loss"] for _ in range(2)]
+    other.close()
+
+
+@pytest.mark.parametrize("codec", [COMPACT, None])
+def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
+    batch = batch_of(3, 0, codec)
+    moved = batch.moved("cpu")
+    with pytest.raises(ValueError, match="decode them"):
+        _ = moved.signals["t"].logits
+    assert len(moved.signals["t"]) == 3
+    assert torch.equal(
+        moved.decoded("cpu").signals["t"].logits, batch.to("cpu").signals["t"].logits
+    )
+    decoded = batch.to("cpu")
+    assert decoded.moved("cpu").decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for whose result Python would wait on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        packet, kwargs = str(func.overloadpacket), kwargs or {}
+        sized = packet == "aten.repeat_interleave" and kwargs.get("output_size") is not None
+        if packet in WAITING and not sized:
+            self.found.append(packet)
+        return func(*args, **kwargs)
+
+
+WAITING = {
+    f"aten.{name}"
+    for name in (
+        *("_local_scalar_dense", "nonzero", "equal", "repeat_interleave", "masked_select"),
+        *("unique_dim", "_unique2", "is_nonzero"),
+    )
+}
+FITTED = CompactCodec(V, 0.01).fit([3 * torch.randn(64, V, generator=torch.manual_seed(0))])
+
+
+@pytest.mark.parametrize("codec", [FITTED, CompactCodec(V), TopKCodec(V, 8)])
+def test_decoding_waits_for_nothing(
+    codec: VocabularyCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked and counted was so before the bytes were pinned, and the codec's tables are
+    on the device."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    cpu, copied = torch.device("cpu"), []
+    stored = StoredLogits(codec.encode(3 * torch.randn(40, V)), codec, 2.0)
+    pinned = stored.pin_memory().moved(cpu)
+    wanted = stored.to(cpu)
+    moves = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if isinstance(args[0], torch.device):
+            copied.append(id(tensor))
+        return moves(tensor, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with Waits() as waits:
+        found = pinned.to(cpu)
+    assert waits.found == []
+    own = [one for one in (pinned.encoded.payload, pinned.encoded.lengths) if one is not None]
+    assert {*copied} == {*map(id, own)}
+    for one, other in zip(tensors(found), tensors(wanted), strict=True):
+        assert torch.equal(one, other)
+
+
+def tensors(decoded: Any) -> list[torch.Tensor]:
+    return [decoded] if isinstance(decoded, torch.Tensor) else [*vars(decoded).values()]
+
+
+def test_tables_are_copied_to_a_device_once() -> None:
+    constants, meta = Constants(torch.zeros(3), torch.ones(2)), torch.device("meta")
+    first = constants.on(meta)
+    assert [one.device for one in first] == [meta, meta]
+    assert constants.on(meta) is first
+
+
+def test_damaged_bytes_are_refused_before_they_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda *_: pytest.fail("pinned"))
+    encoded = FITTED.encode(3 * torch.randn(4, V))
+    encoded.payload[0] += 1
+    with pytest.raises(ValueError, match="length does not fit"):
+        StoredLogits(encoded, FITTED, 1.0).pin_memory()
+    encoded.payload[0] -= 1
+    encoded.payload[int(encoded.lengths[0]) - 1] = 0  # type: ignore[index]
+    with pytest.raises(ValueError, match="number of ids differs"):
+        StoredLogits(encoded, FITTED, 1.0).pin_memory()
