@@ -31,13 +31,14 @@ def plan_epoch(
     """Global batches of one epoch: each example once, similar lengths together, random order.
 
     lengths: int [N], keys: int64 [N, 2]. Each batch is int64 [<= batch_size], longest
-    example first, so that a batch that does not fit in memory fails at once.
+    example first, so that a batch that does not fit in memory fails at once. The one that is not
+    full is drawn before any are sorted: what a pool leaves would always be its shortest.
     """
     order = np.argsort(uniform(keys, seed, epoch, SHUFFLE).numpy(), kind="stable")
-    batches = []
+    whole = len(order) - len(order) % batch_size
     pool_size = batch_size * POOL_BATCHES
-    for start in range(0, len(order), pool_size):
-        pool = order[start : start + pool_size]
+    batches = []
+    for pool in [*np.split(order[:whole], range(pool_size, whole, pool_size)), order[whole:]]:
         pool = pool[np.argsort(-lengths[pool], kind="stable")]
         batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
     firsts = torch.from_numpy(np.array([batch[0] for batch in batches], dtype=np.int64))

@@ -110,11 +110,14 @@ def test_the_order_of_the_file_does_not_matter():
 
 
 def plan_by_hand(lengths, keys, batch_size, seed, epoch):
-    """Shuffled; cut into pools of 50 batches; each pool longest first, cut into batches; these
-    shuffled by a stream of their own, each by its first example."""
+    """Shuffled; the remainder is what comes last; the others cut into pools of 50 batches; each
+    pool longest first, cut into batches; all shuffled by a stream of their own, each by its first
+    example."""
     uniforms = uniform(keys, seed, epoch, 1).tolist()
     order = sorted(range(len(lengths)), key=lambda i: uniforms[i])
-    batches = []
+    whole = len(order) - len(order) % batch_size
+    batches = [sorted(order[whole:], key=lambda i: -lengths[i])] if order[whole:] else []
+    order = order[:whole]
     while order:
         pool, order = order[: 50 * batch_size], order[50 * batch_size :]
         pool.sort(key=lambda i: -lengths[i])
@@ -124,7 +127,7 @@ def plan_by_hand(lengths, keys, batch_size, seed, epoch):
     return sorted(batches, key=lambda batch: uniform(keys[batch[:1]], seed, epoch, 1, 1).item())
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 3), (150, 1), (151, 1), (999, 4)])
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 3), (3, 3), (150, 1), (151, 1), (999, 4)])
 def test_the_plan_is_the_same_in_every_version(count, batch_size):
     """A run that is resumed after an update goes on with the plan that it began."""
     lengths, keys = realistic_lengths(count), make_keys(count)
@@ -132,6 +135,18 @@ def test_the_plan_is_the_same_in_every_version(count, batch_size):
         plan = plan_epoch(lengths, keys, batch_size, seed, epoch)
         wanted = plan_by_hand(lengths.tolist(), keys, batch_size, seed, epoch)
         assert [batch.tolist() for batch in plan] == wanted
+
+
+def test_the_remainder_is_any_examples():
+    """Its step has fewer examples, so that each weighs more: no length may be more often there."""
+    count, batch_size, epochs = 260, 32, 300
+    lengths, keys = realistic_lengths(count), make_keys(count)
+    place = lengths.argsort(kind="stable").argsort() / (count - 1)  # 0: the shortest
+    plans = (plan_epoch(lengths, keys, batch_size, 0, epoch) for epoch in range(epochs))
+    of_epochs = np.array([min(plan, key=len) for plan in plans])
+    assert of_epochs.shape == (epochs, count % batch_size)
+    # 4 standard errors of 1,200 draws from 0 to 1
+    assert place[of_epochs].mean() == pytest.approx(0.5, abs=4 * (1 / 12 / of_epochs.size) ** 0.5)
 
 
 def test_batches_of_all_pools_mix():
