@@ -14,6 +14,9 @@ CHANCE = 0.025
 """How often one as good as the commonest label may pass for a worse one, by the exact binomial
 test of one side."""
 
+DEVIATIONS = 1.96
+"""Of the difference of two counts, sqrt(n + m) each: what chance alone is taken to explain."""
+
 
 @dataclass(frozen=True)
 class LabelDoubt:
@@ -53,8 +56,9 @@ def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Lab
     """None where there is none, or nothing is labelled.
 
     The likeliest order is the one under which most examples would be right: an assignment on the
-    confusion matrix. An expert of some classes gains next to nothing by another order, because what
-    it takes the others for are classes of its own.
+    confusion matrix, in which an output leaves the label that it is said to stand for only if that
+    gains more examples than chance (`DEVIATIONS`). An expert of some classes gains next to nothing
+    by another order, because what it takes the others for are classes of its own.
 
     logits: float [N, C] in the order of `names`; labels: int [N], -1 unlabelled.
     """
@@ -64,7 +68,10 @@ def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Lab
     truth, predicted = labels[known], logits[known].argmax(axis=1)
     confusion = confusion_matrix(truth, predicted, len(names))
     totals = confusion.sum(axis=1)
-    outputs, order = linear_sum_assignment(confusion.T, maximize=True)
+    counts = confusion.T.astype(np.float64)  # a row for each output
+    by_chance = DEVIATIONS * np.sqrt(counts + counts.diagonal()[:, None])
+    np.fill_diagonal(by_chance, 0.0)
+    outputs, order = linear_sum_assignment(counts - by_chance, maximize=True)
     right, best = int(confusion.trace()), int(confusion.T[outputs, order].sum())
     majority = int(totals.argmax())
     better = best > max(right, totals[majority])

@@ -23,10 +23,10 @@ from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
-from ds_distill.reporting.results import answer_of
+from ds_distill.reporting.results import answer_of, limits_of
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
+from ds_distill.run.label_warnings import labels_of, warn_of_few_groups, warn_of_teachers
 from ds_distill.run.run import Run
 from ds_distill.tasks import TaskKind
 
@@ -107,11 +107,13 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     warnings = _warnings(run, name, phase.split, references, roles, judged)
     warnings += warn_of_few_groups(run, name, phase.split, group_keys)
     whole = judged.pop(BASELINE)
+    knows = {one.name: labels_of(run, one) for one in references}
     models = {
         model: {
             "role": roles[model],
             "parameters": sizes[model],
             **own.figures(model),
+            **knows[model],
             **({} if own is whole else {"not_given": len(whole) - len(own)}),
         }
         for model, own in judged.items()
@@ -272,8 +274,7 @@ def _log(
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
         own = of_model.get("own_tokens")
         added = f"; on all its tokens {score_of(own)}" if own and metric.name in own else ""
-        if "not_given" in of_model:
-            added = f" on {of_model['examples']:,} of {baseline['examples']:,} examples"
+        added = limits_of(of_model) + added
         run.log.info(f"  {model:<16} {of_model['role']:<8} {score_of(of_model)}{added}")
     answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
     rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(baseline)

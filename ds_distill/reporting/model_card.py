@@ -19,6 +19,7 @@ from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     left_out,
+    limits_of,
     metrics_of,
     records_of,
     settings_note,
@@ -285,8 +286,7 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
             for label in labels
         ]
-        of = f" (on {model['examples']:,} examples)" if "not_given" in model else ""
-        rows.append([_escaped(name) + of, model["role"], *numbers, *classes])
+        rows.append([_escaped(name) + limits_of(model), model["role"], *numbers, *classes])
     return [about, "", Table("", columns, rows).markdown()]
 
 

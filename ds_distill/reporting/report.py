@@ -18,6 +18,7 @@ from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     last_evaluations,
+    limits_of,
     metrics_of,
     records_of,
     settings_note,
@@ -65,9 +66,11 @@ def render_report(
 
 
 def _teacher_score(entry: dict[str, Any]) -> dict[str, Any]:
-    """With the score as it is shown."""
+    """With the name and the score as they are shown."""
     metric = task_metric_of(entry)
-    return {"doubt": None, **entry, "shown": f"{metric.title} {metric.shown_as(entry['score'])}"}
+    name = entry["teacher"] + limits_of(entry)
+    shown = f"{metric.title} {metric.shown_as(entry['score'])}"
+    return {"doubt": None, **entry, "teacher": name, "shown": shown}
 
 
 def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bool) -> Markup:
@@ -99,6 +102,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             measures=PER_CLASS,
             nouns=NOUNS,
             points=METRICS["classes"]["accuracy"],
+            limits_of=limits_of,
             reliability_bins=RELIABILITY_BINS,
         )
     )

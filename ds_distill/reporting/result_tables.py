@@ -12,6 +12,7 @@ from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     answer_of,
+    limits_of,
     metrics_of,
     settings_note,
     undefined_note,
@@ -29,7 +30,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
     always = f"always {answer_of(record)}"
     rows: list[list[str | Cell]] = [
         [
-            f"{name} (on {model['examples']:,})" if "not_given" in model else name,
+            name + limits_of(model),
             task_metric.shown_as(model[task_metric.name]),
             difference_cell(task_metric, model["to_baseline"], model[task_metric.name]),
             *(metric.shown_as(model[metric.name]) for metric in others),

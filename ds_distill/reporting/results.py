@@ -58,6 +58,18 @@ def task_metric_of(evaluation: Mapping[str, Any]) -> MetricClass:
     return METRICS[evaluation["over"]][evaluation["metric"]]
 
 
+def limits_of(model: Mapping[str, Any]) -> str:
+    """What a model's score is not of, as the end of a name: ` (on 1,200 examples; knows 4 of 7
+    labels)`; empty for one that was asked of all examples and knows all labels.
+
+    model: of an evaluation's record.
+    """
+    limits = [f"on {model['examples']:,} examples"] if "not_given" in model else []
+    if "knows" in model:
+        limits.append(f"knows {len(model['knows']['labels'])} of {model['knows']['of']} labels")
+    return f" ({'; '.join(limits)})" if limits else ""
+
+
 def answer_of(evaluation: Mapping[str, Any]) -> str:
     """What the baseline of an evaluation's record predicts: a class in quotes, a number without."""
     answer: str = evaluation["baseline"]["answer"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics.metric import no_width
 from ds_distill.reporting.intervals import interval_as
-from ds_distill.reporting.results import answer_of, last_evaluations, task_metric_of
+from ds_distill.reporting.results import answer_of, last_evaluations, limits_of, task_metric_of
 
 _LEVEL, _TOO_SMALL = "level with", "not told apart from"
 _OUTCOMES = ("better than", _LEVEL, "worse than", _TOO_SMALL, "not comparable with")
@@ -79,7 +79,7 @@ class _Verdict:
         ]
 
     def _score(self, model: dict[str, Any]) -> str:
-        return self._entry.shown_as(model[self._entry.name])
+        return self._entry.shown_as(model[self._entry.name]) + limits_of(model)
 
     def _above_baseline(self, model: dict[str, Any]) -> bool:
         """Where the baseline has no score: whether the model has one."""
@@ -190,8 +190,6 @@ class _Verdict:
         """The score of another model; where it is not known to be better or worse, with the
         difference to it."""
         row, score = self._rows[other], self._score(self._models[other])
-        if "not_given" in self._models[other]:
-            score += f" on {self._models[other]['examples']:,} of them"
         if self._outcome(row) not in (_LEVEL, _TOO_SMALL) or row["interval"] is None:
             return score
         return f"{score}: {', '.join(self._parts(row))}"

@@ -96,12 +96,17 @@ class RunLog:
         """Print a line on the console."""
         self._console.print(text, markup=False)
 
-    def start_phase(self, number: int) -> None:
+    def start_phase(self, number: int, name: str) -> float:
         """Events that follow belong to phase `number`. Its events from before a resume are dropped,
-        except those of trainings, which continue (see `forget_after`)."""
-        self._number = number
-        if self._resumed:
+        except those of trainings, which continue (see `forget_after`). Returns the seconds that
+        earlier starts have worked on it, each until its last event."""
+        self._number, before = number, 0.0
+        if self._resumed and self._enabled and self._file.exists():
+            of_phase = [event for _, event in read_events(self._file) if event["number"] == number]
+            before = _worked(of_phase)
             self._rewrite(lambda event: event["number"] != number or "step" in event)
+        self.event("start", phase=name, before=round(before, 2))
+        return before
 
     def event(self, event: str, *, phase: str, step: int | None = None, **values: Any) -> None:
         """Add a line to metrics.jsonl; numbers also go to wandb and TensorBoard.
@@ -197,6 +202,8 @@ class Timing(BaseModel):
 class Event(BaseModel):
     """What all events have."""
 
+    time: FiniteFloat
+    """Seconds since 1970."""
     event: str
     number: int
     phase: str
@@ -216,6 +223,14 @@ def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with suppress(ValueError):
             Event.model_validate_json(line)
             yield line, json.loads(line)
+
+
+def _worked(events: list[dict[str, Any]]) -> float:
+    """The seconds of a phase up to the last of its events, in their order."""
+    if not events:
+        return 0.0
+    last_start = next((e for e in reversed(events) if e["event"] == "start"), events[0])
+    return max(last_start.get("before", 0.0) + events[-1]["time"] - last_start["time"], 0.0)
 
 
 def _start_wandb(folder: Path, recipe: Recipe) -> Any:

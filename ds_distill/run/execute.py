@@ -160,7 +160,7 @@ def _run_phases(
 def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     """Run a phase and write its record. Every rank must call this."""
     gc.collect()  # what the last phase's engine held, which is a cycle
-    run.log.start_phase(number)
+    before = run.log.start_phase(number, name)
     mark_phase(name)
     if run.world.is_main and len(counts := run.folder.note_phase(name)) > 1:
         run.log.info(
@@ -176,7 +176,10 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
         if isinstance(error, UserError) or not is_out_of_memory(error):
             raise
         raise memory_refusal(error, phase, name, run) from error
-    seconds = round(time.perf_counter() - started, 2)
+    finally:
+        with suppress(Exception):  # what ends a phase is what its user must see
+            run.log.event("end", phase=name)
+    seconds = round(before + time.perf_counter() - started, 2)
     run.log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
     if run.world.is_main:
         about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from ds_distill.cache.format import weights_fingerprint
 from ds_distill.data.sources import Source
 from ds_distill.engine.config import find_config
@@ -21,8 +23,17 @@ from ds_distill.models.configuration import load_config
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import predictions_file, resolve_model
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.records import Inputs, read_as
+from ds_distill.run.records import read_as
 from ds_distill.run.resumable_keys import changes
+
+
+class Inputs(BaseModel, strict=True):
+    """inputs.json."""
+
+    labels: dict[str, list[str]]
+    """By the task's place in the recipe."""
+    models: dict[str, str]
+    """Fingerprints, by the key that names the model."""
 
 
 def refuse_other_recipe(recipe: Recipe, world: World) -> None:

@@ -48,6 +48,14 @@ def classes_of(reference: ModelReference) -> Sequence[int] | None:
     return None if reference.label_map is None else reference.label_map.classes
 
 
+def labels_of(run: Run, reference: ModelReference) -> dict[str, Any]:
+    """`knows`, of a partial teacher, for its record: its labels, and how many the task has."""
+    classes = classes_of(reference)
+    if classes is None:
+        return {}
+    return {"knows": {"labels": [run.labels[n] for n in classes], "of": len(run.labels)}}
+
+
 def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, str]) -> list[str]:
     """Log and return a line where one of the recipe's teachers is best at every class (thesis 6.1).
 

@@ -49,12 +49,20 @@ class Figures(_Part):
     reliability: list[Bin] = []
 
 
+class Known(_Part):
+    """The labels that a partial teacher knows, and how many the task has."""
+
+    labels: list[str] = []
+    of: Count = 0
+
+
 class ModelFigures(Figures):
     role: str
     parameters: Count
     to_baseline: Difference
     not_given: Count = 0
     """Examples of which a teacher's file says nothing: it was judged on the others."""
+    knows: Known = Known()
 
 
 class Baseline(Figures):
@@ -244,13 +252,6 @@ class Noted(_Part):
     added: Count
 
 
-class Inputs(_Part):
-    """inputs.json; see `ds_distill.run.inputs`."""
-
-    labels: dict[str, list[str]]
-    models: dict[str, str]
-
-
 class TeacherScore(_Part):
     """An element of teachers.json."""
 
@@ -263,6 +264,7 @@ class TeacherScore(_Part):
     over: Over
     metric: str
     score: Number | None
+    knows: Known = Known()
 
 
 class Chosen(_Part):

@@ -17,8 +17,9 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.reporting.results import limits_of
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import classes_of, doubt_text
+from ds_distill.run.label_warnings import classes_of, doubt_text, labels_of
 from ds_distill.run.records import read_teacher_scores
 from ds_distill.run.run import Run
 
@@ -149,6 +150,7 @@ def _keep(
             "over": TASKS[run.task.type].over,
             "metric": metric.name,
             "score": value if math.isfinite(value) else None,
+            **labels_of(run, reference),
         }
         if doubt is not None:
             worthless = _teaches_nothing(run, reference, doubt)
@@ -189,8 +191,9 @@ def _tell(name: str, run: Run, teachers: set[str] | None = None) -> None:
         if entry["phase"] != name or not (teachers is None or entry["teacher"] in teachers):
             continue
         run.log.info(
-            f"  teacher {entry['teacher']}: {metric.title} {metric.shown_as(entry['score'])} on "
-            f"{entry['examples']:,} examples of {entry['split']}"
+            f"  teacher {entry['teacher']}{limits_of(entry)}: {metric.title} "
+            f"{metric.shown_as(entry['score'])} on {entry['examples']:,} examples of "
+            f"{entry['split']}"
         )
         about = {key: entry[key] for key in ("teacher", "split", "examples", "metric", "score")}
         run.log.event("teacher-score", phase=name, **about)

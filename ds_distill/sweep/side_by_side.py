@@ -21,10 +21,19 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
-from ds_distill.reporting.results import answer_of, settings_note, task_metric_of, undefined_note
+from ds_distill.reporting.results import (
+    answer_of,
+    limits_of,
+    settings_note,
+    task_metric_of,
+    undefined_note,
+)
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.tables import Cell, Table
+
+_LIMITED = ("examples", "not_given", "knows")
+"""What `limits_of` reads."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
             "model": model,
             "role": numbers["role"],
             "score": numbers[first.record["metric"]],
-            **{key: numbers[key] for key in ("examples", "not_given") if key in numbers},
+            **{key: numbers[key] for key in _LIMITED if key in numbers},
             "to_baseline": numbers["to_baseline"],
             "parameters": numbers["parameters"],
             "run_seconds": one.seconds,
@@ -184,8 +193,7 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
             rows.append(
                 [
                     row["run"],
-                    f"{row['model']} (on {row['examples']:,})" if "not_given" in row
-                    else row["model"],
+                    row["model"] + limits_of(row),
                     row["role"],
                     metric.shown_as(row["score"]),
                     difference_cell(metric, row["to_baseline"], row["score"]),
@@ -242,6 +250,6 @@ def _not_comparable(group: dict[str, Any]) -> Iterator[str]:
     without = [row for row in group["rows"] if row["to_first"] is None and row is not first]
     in_part = ["not_given" in row or "not_given" in first for row in without]
     if any(in_part):
-        yield "Not comparable: judged on some of the examples alone, as (on N) says."
+        yield "Not comparable: judged on some of the examples alone, as (on N examples) says."
     if not all(in_part):
         yield "Not comparable: the folder `predictions` of a run is gone."

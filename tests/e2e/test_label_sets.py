@@ -24,6 +24,8 @@ from ds_distill.files import read_json
 from ds_distill.keys import content_keys
 from ds_distill.phases.expertise import route
 from ds_distill.recipe import load_recipe
+from ds_distill.reporting.result_tables import evaluation_tables
+from ds_distill.reporting.verdict import verdict
 from ds_distill.run.execute import execute
 
 FIRST = {"animal": "animal", "food": "food", "weather": None}
@@ -124,6 +126,24 @@ def test_a_teacher_is_never_right_on_a_class_that_it_lacks(run: Path) -> None:
     alone = max(models[name]["accuracy"] for name in ("first", "second"))
     assert models["gate"]["accuracy"] > alone
     assert read_json(run / "results.json")["phases"][-1]["warnings"] == []
+
+
+def test_wherever_its_score_stands_it_says_how_many_labels_a_teacher_knows(run: Path) -> None:
+    results = read_json(run / "results.json")
+    record = results["phases"][-1]
+    assert record["models"]["second"]["knows"] == {"labels": ["food", "weather"], "of": 3}
+    assert "knows" not in record["models"]["gate"]
+    of_first = record["models"]["first"]["accuracy"]
+    limit = "(knows 2 of 3 labels)"
+    assert f"first {of_first:.1%} {limit}" in verdict(results)
+    [table, *_] = evaluation_tables(record)
+    assert [row[0] for row in table.rows[:2]] == [f"first {limit}", f"second {limit}"]
+    card = (run / "student" / "README.md").read_text()
+    assert f"| second {limit} | teacher |" in card
+    report = (run / "report.html").read_text()
+    assert report.count(f"<td>first {limit}</td>") == 1, "before a student learnt from it"
+    assert f'<td data-role="teacher">first {limit}</td>' in report
+    assert "first knows animal, food: its score counts examples of all 3 labels." in report
 
 
 def test_a_cache_of_another_mapping_is_refused(bench: Bench, run: Path) -> None:

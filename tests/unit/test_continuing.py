@@ -234,6 +234,32 @@ def test_events_with_a_line_separator_of_unicode_stay(tmp_path: Path, recipe: Pa
     assert read_timings(tmp_path / "metrics.jsonl").keys() == {(0, "student")}
 
 
+def test_a_phase_takes_the_seconds_of_all_its_starts(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, loaded = [1000.0], load_recipe(recipe)
+    monkeypatch.setattr("ds_distill.run.events.time.time", lambda: now[0])
+
+    def start(*seconds: float, resumed: bool = True) -> float:
+        """Of phase 1, with a step after each of these seconds, and as long again until a kill."""
+        now[0] += 500.0
+        log = RunLog(tmp_path, loaded, enabled=True, resumed=resumed)
+        before = log.start_phase(1, "fine-tune")
+        for step, passed in enumerate(seconds):
+            now[0] += passed
+            log.event("train", phase="student", step=step)
+        now[0] += sum(seconds)
+        return before
+
+    RunLog(tmp_path, loaded, enabled=True, resumed=False).event("phase", phase="an earlier one")
+    assert start(10.0, 20.0, resumed=False) == 0.0
+    assert start() == 30.0
+    assert start(5.0) == 30.0
+    assert start() == 35.0
+    names = [event["event"] for event in events(tmp_path)]
+    assert names == ["phase", "train", "train", "train", "start"]
+
+
 def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a report said stands in the lines of the steps after it; a resumed training's speed is
     that of its own steps."""

@@ -207,6 +207,16 @@ def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed:
     assert found.majority == names[counts.argmax()]
 
 
+@pytest.mark.parametrize(("told", "order"), [((1, 1), [1, 0, 2, 3]), ((9, 9), [1, 0, 3, 2])])
+def test_pairs_that_chance_alone_would_swap_stay(told: tuple[int, int], order: list[int]) -> None:
+    """a and b are swapped beyond doubt; c and d are mostly taken for a, and by some for each
+    other."""
+    confusion = np.array([[0, 40, 0, 0], [40, 0, 0, 0], [20, 0, 0, told[0]], [20, 0, told[1], 0]])
+    labels, outputs = (np.repeat(at.ravel(), confusion.ravel()) for at in np.indices((4, 4)))
+    found = label_doubt(np.eye(4)[outputs], labels, ["a", "b", "c", "d"])
+    assert found is not None and found.order == order
+
+
 @given(st.integers(4, 8), st.integers(0, 10_000))
 def test_an_expert_of_half_the_classes_is_not_in_doubt(classes: int, seed: int) -> None:
     """It takes the others' examples for its own classes, now and then for another's."""

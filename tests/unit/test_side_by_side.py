@@ -60,9 +60,9 @@ def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
     folder = run(tmp_path / "one", {"f": file, "s": ONE})
     group, text = shown(folder)
     assert group["rows"][0]["not_given"] == 1
-    [line] = [line for line in text.splitlines() if " f (on 3) " in line]
+    [line] = [line for line in text.splitlines() if " f (on 3 examples) " in line]
     assert "not comparable" in line and " - " in line and "0.0 M" not in line
-    assert "Not comparable: judged on some of the examples alone, as (on N) says." in text
+    assert "Not comparable: judged on some of the examples alone, as (on N examples) says." in text
     assert "is gone" not in text
     gone = run(tmp_path / "gone", {"f": file, "s": ONE})
     for saved in gone.glob("predictions/*"):
