@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +24,8 @@ from ds_distill.data.labels import (
     label_array,
     plain,
 )
-from ds_distill.data.readers import BATCH, Reader, check_text
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.data.readers import BATCH, AllOrNone, Reader, text_of
+from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, hash_keys
 from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
@@ -122,18 +121,13 @@ def _exact_batches(
     reader: Reader, names: list[str], label: str, ids: Labels | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
     """The same, row by row. Raises UserError with the location of the first mistake."""
-    first: dict[bool, str] = {}  # has a label or not -> location of the first such row
+    all_or_none = AllOrNone(label, "label", "one")
 
     def checked() -> Iterator[tuple[list[str], int | np.ndarray | np.float32]]:
         for location, row in reader.rows([*names, label] if ids else names):
-            texts = [_text(row, name, location) for name in names]
+            texts = [text_of(row, name, location) for name in names]
             number = -1 if ids is None else ids.of_value(row.get(label), location)
-            first.setdefault(bool(is_labelled(np.array([number]))[0]), location)
-            if len(first) > 1:
-                raise UserError(
-                    f"{first[False]}: no label in {label!r}, but {first[True]} has one. Give "
-                    "every row of a split a label, or none."
-                )
+            all_or_none.see(bool(is_labelled(np.array([number]))[0]), location)
             yield texts, number
 
     rows = checked()
@@ -173,15 +167,3 @@ def write_examples(
         if writer is not None:
             writer.close()
     return count
-
-
-def _text(row: dict[str, Any], name: str, location: str) -> str:
-    if name not in row:
-        present = ", ".join(map(repr, row)) or "nothing"
-        raise UserError(
-            f"{location}: no {name!r}; it has {present}."
-            f"{did_you_mean(name, row)} Every row needs it."
-        )
-    value = row[name]
-    check_text(value, f"{location}: {name!r}")
-    return str(value)

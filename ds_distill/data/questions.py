@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
+from ds_distill.data.readers import AllOrNone, Reader, kind_of, text_of, write_rows
 from ds_distill.data.words import words_of
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(
@@ -39,57 +37,38 @@ def convert(reader: Reader, columns: Columns, path: Path, *, any_number: bool = 
 
     Raises UserError with the location of the first invalid row.
     """
-    count = 0
-    rows = _checked(reader, columns, any_number)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EXAMPLES) as writer:
-        while batch := list(islice(rows, BATCH)):
-            mark("reads data")
-            questions, contexts, answers = [list(column) for column in zip(*batch, strict=True)]
-            numbers = [-1 if found is None else len(found) for found in answers]
-            keys = content_keys(questions, contexts)
-            values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
-            arrays = [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
-            writer.write_batch(pa.record_batch(arrays, schema=EXAMPLES))
-            count += len(batch)
-    if count == 0:
+
+    def arrays(batch: list[_Row]) -> list[pa.Array]:
+        questions, contexts, answers = [list(column) for column in zip(*batch, strict=True)]
+        numbers = [-1 if found is None else len(found) for found in answers]
+        keys = content_keys(questions, contexts)
+        values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
+        return [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
+
+    if write_rows(_checked(reader, columns, any_number), path, EXAMPLES, arrays) == 0:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
 
 
-def _checked(
-    reader: Reader, columns: Columns, any_number: bool
-) -> Iterator[tuple[str, str, list[dict[str, Any]] | None]]:
-    """Question, context and answers of each row."""
+_Row = tuple[str, str, list[dict[str, Any]] | None]
+"""Question, context and answers."""
+
+
+def _checked(reader: Reader, columns: Columns, any_number: bool) -> Iterator[_Row]:
     present = columns.answers in reader.columns()
-    first: dict[bool, str] = {}  # has answers or not -> location of the first such row
+    all_or_none = AllOrNone(columns.answers, "answers", "some")
     names = [columns.question, columns.context] + ([columns.answers] if present else [])
     for location, row in reader.rows(names):
-        question = _text(row, columns.question, location)
-        context = _text(row, columns.context, location)
+        question = text_of(row, columns.question, location)
+        context = text_of(row, columns.context, location)
         if any_number and not words_of(context):
             raise UserError(f"{location}: {columns.context!r} holds no word. Take the row out.")
         given = row.get(columns.answers)
-        first.setdefault(given is not None, location)
-        if len(first) > 1:
-            raise UserError(
-                f"{first[False]}: no answers in {columns.answers!r}, but {first[True]} has some. "
-                "Give every row of a split answers, or none."
-            )
+        all_or_none.see(given is not None, location)
         answers = None
         if given is not None:
             what = f"{location}: {columns.answers!r}"
             answers = (_spans if any_number else _answers)(given, context, what)
         yield question, context, answers
-
-
-def _text(row: dict[str, Any], name: str, location: str) -> str:
-    if name not in row:
-        present = ", ".join(map(repr, row)) or "nothing"
-        raise UserError(
-            f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
-            "it."
-        )
-    check_text(row[name], f"{location}: {name!r}")
-    return str(row[name])
 
 
 def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,17 @@ import pyarrow as pa
 from tokenizers import Regex, pre_tokenizers
 
 from ds_distill.data.labels import LabelIds
-from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.data.readers import (
+    AllOrNone,
+    Reader,
+    check_text,
+    kind_of,
+    text_of,
+    value_of,
+    write_rows,
+)
+from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks.words import LETTER_WITHOUT_BLANKS
@@ -140,7 +147,7 @@ class WordColumns:
         """The words of a row. Raises UserError where there is none."""
         if not self.in_text:
             return _words(row, self.words, location)
-        words: list[str] = self.words_of_row(_text(row, self.words, location))
+        words: list[str] = self.words_of_row(text_of(row, self.words, location))
         if not words:
             raise UserError(f"{location}: {self.words!r} holds no word. Take the row out.")
         return words
@@ -160,7 +167,7 @@ class WordColumns:
     ) -> tuple[list[Span], list[tuple[int, int]]]:
         """The spans of a row's text, in their order, and its words. Raises UserError for what is
         none."""
-        text = _text(row, self.words, location)
+        text = text_of(row, self.words, location)
         return _spans(given, text, self, location), words_of(text)
 
     def words_of_row(self, value: Any) -> Any:
@@ -190,7 +197,7 @@ def entity_tags(reader: Reader, columns: WordColumns) -> list[str]:
     spans are not as they should be."""
     types: set[str] = set()
     for location, row in reader.rows([columns.words, columns.tags]):
-        text = _text(row, columns.words, location)
+        text = text_of(row, columns.words, location)
         types.update(kind for _, _, kind in _spans(row.get(columns.tags), text, columns, location))
     return [OUTSIDE, *(f"{part}-{kind}" for kind in sorted(types) for part in "BI")]
 
@@ -202,27 +209,24 @@ def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path)
 
     Raises UserError with the location of the first invalid row.
     """
-    count = 0
-    rows = _checked(reader, columns, labels)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EXAMPLES) as writer:
-        while batch := list(islice(rows, BATCH)):
-            mark("reads data")
-            words, tags, widened = [list(column) for column in zip(*batch, strict=True)]
-            keys = word_keys(words)
-            values = [words, tags, keys[:, 0], keys[:, 1], widened]
-            arrays = [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
-            writer.write_batch(pa.record_batch(arrays, schema=EXAMPLES))
-            count += len(batch)
-    if count == 0:
+
+    def arrays(batch: list[_Row]) -> list[pa.Array]:
+        words, tags, widened = [list(column) for column in zip(*batch, strict=True)]
+        keys = word_keys(words)
+        values = [words, tags, keys[:, 0], keys[:, 1], widened]
+        return [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
+
+    if write_rows(_checked(reader, columns, labels), path, EXAMPLES, arrays) == 0:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
 
 
-def _checked(
-    reader: Reader, columns: WordColumns, labels: list[str]
-) -> Iterator[tuple[list[str], list[int], int]]:
-    """Words and class ids of each row, and how many of its spans have more than they say."""
+_Row = tuple[list[str], list[int], int]
+"""Words, class ids, and how many of the spans have more than they say."""
+
+
+def _checked(reader: Reader, columns: WordColumns, labels: list[str]) -> Iterator[_Row]:
     ids = LabelIds(labels, reader, columns.tags) if labels else None
-    first: dict[bool, str] = {}  # has tags or not -> location of the first such row
+    all_or_none = AllOrNone(columns.tags, "tags", "some")
     lost: list[tuple[str, Span, str]] = []
     names = [columns.words, columns.tags] if ids else [columns.words]
     for location, row in reader.rows(names):
@@ -235,28 +239,13 @@ def _checked(
                 lost += [(location, *one) for one in lost_spans(*spans)]
                 given, widened = tags_of_spans(*spans), widened_spans(*spans)
             tags = _tags(given, words, columns, ids, location)
-        first.setdefault(given is not None, location)
-        if len(first) > 1:
-            raise UserError(
-                f"{first[False]}: no tags in {columns.tags!r}, but {first[True]} has some. Give "
-                "every row of a split tags, or none."
-            )
+        all_or_none.see(given is not None, location)
         yield words, tags, widened
     _refuse_lost(lost, columns)
 
 
-def _present(row: dict[str, Any], name: str, location: str) -> Any:
-    if name not in row:
-        present = ", ".join(map(repr, row)) or "nothing"
-        raise UserError(
-            f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
-            "it."
-        )
-    return row[name]
-
-
 def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
-    words = _present(row, name, location)
+    words = value_of(row, name, location)
     if not isinstance(words, list) or not words:
         raise UserError(
             f"{location}: {name!r} must be a list of words, at least one, got "
@@ -266,12 +255,6 @@ def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
     for number, word in enumerate(words):
         check_text(word, f"{location}: word {number} of {name!r}")
     return words
-
-
-def _text(row: dict[str, Any], name: str, location: str) -> str:
-    text = _present(row, name, location)
-    check_text(text, f"{location}: {name!r}")
-    return str(text)
 
 
 Span = tuple[int, int, str]

@@ -9,7 +9,7 @@ from ds_distill.errors import UserError
 from ds_distill.planning.gpus import GIB
 from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
-from ds_distill.reporting.figure_files import check_figure, save_figure
+from ds_distill.reporting.figure_files import new_figure
 
 MOST = 1024
 
@@ -50,29 +50,27 @@ def _label(choice: Choice) -> str:
 
 def plot_curves(planner: Planner, path: Path) -> None:
     """Memory and speed of `curves`. The suffix of `path` is the format: svg, png or pdf."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    check_figure(path)
-    figure, (memory, speed) = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    for label, points in curves(planner).items():
-        gpus = [point.gpus for point in points]
-        memory.plot(gpus, [point.gib for point in points], marker=".", label=label)
-        speed.plot(gpus, [point.examples_per_second for point in points], marker=".", label=label)
-    device = planner.device
-    usable = device.usable / GIB
-    memory.axhline(usable, color="grey", linestyle="--", linewidth=1)
-    memory.annotate(f"{device.name}: {usable:.0f} GiB", (1, usable), fontsize=8, va="bottom")
-    memory.set(xscale="log", xlabel="GPUs", ylabel="GiB per GPU", ylim=(0, None))
-    speed.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="examples per second (estimate)")
-    shown = [4**power for power in range(6)]
-    for axis in (memory, speed):
-        axis.set_xticks(shown, labels=[f"{gpus:,}" for gpus in shown], minor=False)
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.suptitle(f"{planner.recipe.name}, {device.name}, the same micro-batch on each GPU")
-    save_figure(figure, path)
-    pyplot.close(figure)
+    with new_figure(path, (10, 4.5), panels=2) as [memory, speed]:
+        for label, points in curves(planner).items():
+            gpus = [point.gpus for point in points]
+            memory.plot(gpus, [point.gib for point in points], marker=".", label=label)
+            speed.plot(
+                gpus, [point.examples_per_second for point in points], marker=".", label=label
+            )
+        device = planner.device
+        usable = device.usable / GIB
+        memory.axhline(usable, color="grey", linestyle="--", linewidth=1)
+        memory.annotate(f"{device.name}: {usable:.0f} GiB", (1, usable), fontsize=8, va="bottom")
+        memory.set(xscale="log", xlabel="GPUs", ylabel="GiB per GPU", ylim=(0, None))
+        speed.set(
+            xscale="log", yscale="log", xlabel="GPUs", ylabel="examples per second (estimate)"
+        )
+        shown = [4**power for power in range(6)]
+        for axis in (memory, speed):
+            axis.set_xticks(shown, labels=[f"{gpus:,}" for gpus in shown], minor=False)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+        memory.figure.suptitle(
+            f"{planner.recipe.name}, {device.name}, the same micro-batch on each GPU"
+        )

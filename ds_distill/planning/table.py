@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ds_distill.planning.advice import advice
 from ds_distill.planning.gpus import GIB
 from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
-from ds_distill.planning.units import amount, duration
+from ds_distill.planning.units import amount, duration, rate
 from ds_distill.tables import Table
 
 _COLUMNS = (
@@ -57,7 +57,7 @@ def _lines(plan: Plan, every: bool) -> Iterator[str]:
         size = f"{cache.bytes_per_example:,.0f} bytes per example"
         if cache.bytes is not None:
             size += f", {amount(cache.bytes)} in all"
-        speed = f"{cache.examples_per_second:,.0f} examples/s"
+        speed = f"{rate(cache.examples_per_second)} examples/s"
         if cache.build_seconds is not None:
             speed += f", {duration(cache.build_seconds)}"
         yield f"  {size}; to build it: {speed}"

@@ -11,6 +11,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
+def rate(each_second: float) -> str:
+    """How many a second: with two figures below ten, where a slow one would be 0."""
+    return f"{each_second:,.0f}" if each_second >= 10 else f"{each_second:.2g}"
+
+
 def amount(size: float) -> str:
     """Bytes, in the unit that fits."""
     for unit, power in (("TB", 12), ("GB", 9), ("MB", 6)):

@@ -23,6 +23,7 @@ from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, finite, load_model
 from ds_distill.models.task_params import columns_of
+from ds_distill.planning.units import rate
 from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.process.terminal import escaped
@@ -206,7 +207,7 @@ def predict_file(
         done += len(chunk)
         if time.monotonic() - shown > SECONDS:
             shown = time.monotonic()
-            progress(f"{done:,} texts, {done / (shown - started):,.0f} a second")
+            progress(f"{done:,} texts, {rate(done / (shown - started))} a second")
     seconds = max(time.monotonic() - started, 1e-9)
     if done == 0:
         raise UserError(f"{file}: no rows. Put at least one text there.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from ds_distill.errors import UserError
 from ds_distill.profiling.models import ProfiledModel, points
 from ds_distill.profiling.trainings import Profiled, parts_in_order
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.figure_files import of_scores, save_figure
+from ds_distill.reporting.figure_files import new_figure, of_scores
 
 
 def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:
     """A bar for each training, of its parts."""
-    with _figure(path, (9, 1.2 + 0.45 * len(trainings))) as axis:
+    with new_figure(path, (9, 1.2 + 0.45 * len(trainings))) as [axis]:
         parts = parts_in_order(one.seconds for one in trainings)
         names = [f"{one.phase}: {one.model}" for one in trainings][::-1]
         starts = [0.0] * len(trainings)
@@ -38,7 +37,7 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
     metric = next(over[models[0].metric] for over in METRICS.values() if models[0].metric in over)
     factor = 100 if metric.is_share() else 1
     found = {name: (x, factor * y) for name, (x, y) in found.items()}
-    with _figure(path, (7.5, 4.5)) as axis:
+    with new_figure(path, (7.5, 4.5)) as [axis]:
         for model in models:
             if model.name in found:
                 axis.scatter(*found[model.name], s=40, color=_COLOURS.get(model.role, "grey"))
@@ -83,16 +82,3 @@ def _colours() -> list[Any]:
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}
-
-
-@contextmanager
-def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
-    yield axis
-    save_figure(figure, path)
-    pyplot.close(figure)

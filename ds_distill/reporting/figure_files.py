@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ def check_figure(path: Path) -> str:
         raise UserError(f"--figure {path}: name a file that ends in .svg, .png or .pdf.")
     return kind
 
+
+_NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
+"""By the file's kind: no time in its metadata."""
 
 LEAST_POINTS = 10.0
 """Of an axis of per cent: models that are level are to look level."""
@@ -37,8 +41,29 @@ def of_scores(scores: Iterable[float], *, in_percent: bool) -> tuple[float, floa
     return middle - span / 2, middle + span / 2
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure; the same figure gives the same file."""
+@contextmanager
+def new_figure(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[list[Any]]:
+    """A matplotlib figure's axes, one for each panel, side by side. What is drawn in this block is
+    in `path` after it; the same gives the same file. Raises UserError for a name of another kind.
+
+    size: inches.
+    """
     kind = check_figure(path)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
+    try:
+        yield [*axes[0]]
+        with matplotlib.rc_context({"svg.hashsalt": "ds_distill"}):  # else ids are random
+            save_figure(figure, path, kind)
+    finally:
+        pyplot.close(figure)
+
+
+def save_figure(figure: Any, path: Path, kind: str) -> None:
+    """Write a matplotlib figure. kind: svg, png or pdf."""
     with new_file(path) as aside:
-        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(aside, format=kind, metadata=_NO_DATE[kind])

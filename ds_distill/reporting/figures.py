@@ -8,41 +8,34 @@ from typing import Any
 
 from ds_distill.cache.compare import CodecScore
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.figure_files import of_scores, save_figure
+from ds_distill.reporting.figure_files import new_figure, of_scores
 
 
 def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
     """Bytes per token against KL, mean and 99th percentile; codecs of a family, by the first
     word of their names, are joined. The suffix of `path` is the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     families: dict[str, list[CodecScore]] = {}
     for score in sorted(scores, key=lambda score: score.bytes_per_row):
         families.setdefault(score.name.split()[0], []).append(score)
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.5), sharex=True, layout="constrained")
-    for axis, what in zip(axes, ("kl_mean", "kl_p99"), strict=True):
-        for family, members in families.items():
-            sizes = [score.bytes_per_row for score in members]
-            axis.plot(sizes, [getattr(s, what) for s in members], marker="o", label=family)
-            for score in members:
-                axis.annotate(
-                    score.name.partition(" ")[2],
-                    (score.bytes_per_row, getattr(score, what)),
-                    textcoords="offset points",
-                    xytext=(4, 4),
-                    fontsize=7,
-                )
-        axis.set(xscale="log", yscale="log", xlabel="bytes per token")
-        axis.grid(alpha=0.3, which="both")
-    axes[0].set_ylabel("KL(true || decoded), nats: mean")
-    axes[1].set_ylabel("99th percentile")
-    axes[0].legend()
-    figure.suptitle(title)
-    save_figure(figure, path)
-    pyplot.close(figure)
+    with new_figure(path, (10, 4.5), panels=2) as axes:
+        for axis, what in zip(axes, ("kl_mean", "kl_p99"), strict=True):
+            for family, members in families.items():
+                sizes = [score.bytes_per_row for score in members]
+                axis.plot(sizes, [getattr(s, what) for s in members], marker="o", label=family)
+                for score in members:
+                    axis.annotate(
+                        score.name.partition(" ")[2],
+                        (score.bytes_per_row, getattr(score, what)),
+                        textcoords="offset points",
+                        xytext=(4, 4),
+                        fontsize=7,
+                    )
+            axis.set(xscale="log", yscale="log", xlabel="bytes per token")
+            axis.grid(alpha=0.3, which="both")
+        axes[0].set_ylabel("KL(true || decoded), nats: mean")
+        axes[1].set_ylabel("99th percentile")
+        axes[0].legend()
+        axes[0].figure.suptitle(title)
 
 
 def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> None:
@@ -51,38 +44,37 @@ def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> Non
 
     found: as `sweep.table.summary` makes it, with settings. metric: its.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = found["settings"]
     factor = 100 if metric.is_share() else 1
-    figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
-    for number, row in enumerate(rows):
-        scores, mean = row["score"]["values"], row["score"]["mean"]
-        dots = [factor * score for score in scores if score is not None]
-        axis.scatter(dots, [number] * len(dots), s=14, alpha=0.5, color="C0")
-        if not dots:
-            axis.text(0.01, number, "undefined", transform=axis.get_yaxis_transform(), va="center")
-        if row["score"]["interval"] is None:
-            continue
-        low, high = row["score"]["interval"]
-        reach = [[factor * (mean - low)], [factor * (high - mean)]]
-        axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color="C1")
-    majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
-    scores = [row["score"] for row in rows]
-    every = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
-    shown = [one for one in every if one is not None]
-    if majority:
-        shown.append(majority[0])
-        axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
-    if shown:
-        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=metric.is_share()))
-    names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
-    axis.set_yticks(range(len(rows)), names)
-    axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xlabel(f"{metric.title} on {found['split']}" + (", %" if metric.is_share() else ""))
-    axis.grid(alpha=0.3, axis="x")
-    save_figure(figure, path)
-    pyplot.close(figure)
+    with new_figure(path, (8, 1.2 + 0.45 * len(rows))) as [axis]:
+        for number, row in enumerate(rows):
+            scores, mean = row["score"]["values"], row["score"]["mean"]
+            dots = [factor * score for score in scores if score is not None]
+            axis.scatter(dots, [number] * len(dots), s=14, alpha=0.5, color="C0")
+            if not dots:
+                axis.text(
+                    0.01, number, "undefined", transform=axis.get_yaxis_transform(), va="center"
+                )
+            if row["score"]["interval"] is None:
+                continue
+            low, high = row["score"]["interval"]
+            reach = [[factor * (mean - low)], [factor * (high - mean)]]
+            axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color="C1")
+        majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
+        scores = [row["score"] for row in rows]
+        every = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
+        shown = [one for one in every if one is not None]
+        if majority:
+            shown.append(majority[0])
+            axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
+        if shown:
+            axis.set_xlim(
+                of_scores((factor * score for score in shown), in_percent=metric.is_share())
+            )
+        names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
+        axis.set_yticks(range(len(rows)), names)
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_xlabel(
+            f"{metric.title} on {found['split']}" + (", %" if metric.is_share() else "")
+        )
+        axis.grid(alpha=0.3, axis="x")

@@ -75,7 +75,7 @@ def test_null_is_no_label_and_an_empty_list_is_none_of_them(tmp_path: Path) -> N
     with pytest.raises(UserError, match="no labels"):
         read.read("train", need_labels=True)
     (tmp_path / "train.jsonl").write_text(lines + json.dumps(ROWS[1]) + "\n")
-    with pytest.raises(UserError, match="Give every row of a split a label, or none"):
+    with pytest.raises(UserError, match="Give every row of a split one, or none"):
         source(tmp_path, tmp_path / "cache").read("train")
 
 

@@ -24,6 +24,7 @@ from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.table import plan_text
+from ds_distill.planning.units import rate
 from ds_distill.recipe import load_recipe
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"
@@ -59,6 +60,10 @@ def recipe_file(folder: Path, **changes: Any) -> Path:
 def planned(folder: Path, *overrides: str, gpus: int = 4, gpu: str = "l4", **changes: Any) -> Plan:
     recipe = load_recipe(recipe_file(folder, **changes), overrides)
     return Planner(recipe, find_device(gpu, gpus), gpus).plan()
+
+
+def test_a_slow_rate_is_not_0() -> None:
+    assert [rate(speed) for speed in (0.034, 2.0, 12.3, 45_678.9)] == ["0.034", "2", "12", "45,679"]
 
 
 def test_frozen_teachers_have_no_gradient_and_no_optimizer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,23 +218,36 @@ def test_an_axis_of_scores(scores: list[float], in_percent: bool, expected: Any)
     assert of_scores(scores, in_percent=in_percent) == pytest.approx(expected)
 
 
+def trained(parts: dict[str, float]) -> Profiled:
+    return Profiled("distil", "a", 20, parts, (1, 1), {}, {}, {}, {}, None, None, None)
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_the_same_figure_is_the_same_file(kind: str, tmp_path: Path) -> None:
+    """So that one which is committed changes where its numbers do."""
+    one, other = (tmp_path / f"{name}.{kind}" for name in ("one", "other"))
+    for file in (one, other):
+        plot_trainings([trained({"student": 0.1, "losses": 0.2})], file)
+        time.sleep(1.1 if kind == "pdf" else 0)  # its date is in seconds
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_figures_show_each_part_in_a_colour_and_each_model_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes: list[Any] = []
     monkeypatch.setattr(
-        "ds_distill.profiling.charts.save_figure", lambda figure, path: axes.append(figure.axes[0])
+        "ds_distill.reporting.figure_files.save_figure",
+        lambda figure, path, kind: axes.append(figure.axes[0]),
     )
     parts = {f"part {number}": 0.1 for number in range(14)}
-    plot_trainings(
-        [Profiled("distil", "a", 20, parts, (1, 1), {}, {}, {}, {}, None, None, None)], tmp_path
-    )
+    plot_trainings([trained(parts)], tmp_path / "parts.svg")
     assert len({bar.get_facecolor() for bar in axes[0].patches}) == len(parts)
     models = [
         ProfiledModel(name, "student", 10, 40, "accuracy", score, [Case(1, 32, [seconds])])
         for name, score, seconds in (("a", 0.7, 0.01), ("b", 0.704, 0.02), ("c", 0.697, 0.01))
     ]
-    plot_models(models, tmp_path)
+    plot_models(models, tmp_path / "models.svg")
     low, high = axes[1].get_ylim()
     assert high - low == pytest.approx(10)
     assert [text.get_text() for text in axes[1].texts] == ["a, c", "b"]

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of, write_names
+from ds_distill.data.readers.base import (
+    BATCH,
+    AllOrNone,
+    Reader,
+    check_text,
+    kind_of,
+    text_of,
+    value_of,
+    write_names,
+    write_rows,
+)
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
@@ -14,13 +24,17 @@ from ds_distill.errors import UserError
 __all__ = [
     "BATCH",
     "SUFFIXES",
+    "AllOrNone",
     "HubSplit",
     "Reader",
     "check_text",
     "file_suffix",
     "kind_of",
     "open_file",
+    "text_of",
+    "value_of",
     "write_names",
+    "write_rows",
 ]
 
 SUFFIXES = (

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.process.activity import mark
+
+Row = TypeVar("Row")
 
 BATCH = 10_000
 
@@ -117,10 +119,27 @@ def write_names(
     Raises UserError with the location of a row that has something else there.
     """
     names = _names_in(reader, column, what)
+    write_rows(names, path, schema, arrays, f"reads each example's {what}")
+
+
+def write_rows(
+    rows: Iterator[Row],
+    path: Path,
+    schema: pa.Schema,
+    arrays: Callable[[list[Row]], list[pa.Array]],
+    activity: str = "reads data",
+) -> int:
+    """Write rows to an Arrow stream file. Returns their number.
+
+    arrays: the file's columns, of some rows. activity: what the watchdog says of it.
+    """
+    count = 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        while batch := list(islice(names, BATCH)):
-            mark(f"reads each example's {what}")
+        while batch := list(islice(rows, BATCH)):
+            mark(activity)
             writer.write_batch(pa.RecordBatch.from_arrays(arrays(batch), schema=schema))
+            count += len(batch)
+    return count
 
 
 def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
@@ -135,6 +154,43 @@ def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
         if name is not None:
             check_text(name, f"{location}: the {what} (column {column!r})")
         yield name
+
+
+class AllOrNone:
+    """Whether each row of a split has something, or none has."""
+
+    def __init__(self, column: str, what: str, some: str) -> None:
+        """what, some: what a row has in the column, and a word for it: `tags`, `some`."""
+        self._column, self._what, self._some = column, what, some
+        self._first: dict[bool, str] = {}
+
+    def see(self, has: bool, location: str) -> None:
+        """Raises UserError for the first row that is not as those before it."""
+        self._first.setdefault(has, location)
+        if len(self._first) > 1:
+            raise UserError(
+                f"{self._first[False]}: no {self._what} in {self._column!r}, but "
+                f"{self._first[True]} has {self._some}. Give every row of a split {self._some}, "
+                "or none."
+            )
+
+
+def value_of(row: Mapping[str, Any], name: str, location: str) -> Any:
+    """What a row has in a column. Raises UserError for a row without it."""
+    if name not in row:
+        present = ", ".join(map(repr, row)) or "nothing"
+        raise UserError(
+            f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
+            "it."
+        )
+    return row[name]
+
+
+def text_of(row: Mapping[str, Any], name: str, location: str) -> str:
+    """The text that a row has in a column. Raises UserError for a row without one."""
+    text = value_of(row, name, location)
+    check_text(text, f"{location}: {name!r}")
+    return str(text)
 
 
 def check_text(text: object, what: str) -> None:
