@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ds_distill.errors import UserError
 from ds_distill.recipe.phases import PHASES, Phase
@@ -24,6 +31,16 @@ LONE_TASK = "task"
 """The name of a recipe's task where it has but one, under the key of that name."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("names a seed twice; each is a run of its own")
+    return seeds
+
+
+Distinct = AfterValidator(_distinct)
+"""Of several seeds."""
 
 # ---------------------------------------------------------------------------------- models
 
@@ -166,7 +183,7 @@ class Recipe(Section):
     """One line, which the report and `ds-distill recipes` show."""
     seed: Seed = 0
     """Of all random choices: weights of new heads, batches, dropout, random policies."""
-    seeds: Annotated[list[Seed], Field(min_length=2)] | None = None
+    seeds: Annotated[list[Seed], Field(min_length=2), Distinct] | None = None
     """Several seeds in place of `seed`: `ds-distill run` repeats everything with each, teachers
     included, and gives scores with their interval over the seeds (docs/sweeps.md)."""
     task: Task | None = None
@@ -210,13 +227,6 @@ class Recipe(Section):
             yield ("task",), "is required and missing"
         if data.get("task") is not None and data.get("tasks"):
             yield ("task",), "stands beside `tasks`: keep one of them"
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: list[int] | None) -> list[int] | None:
-        if seeds is not None and len(set(seeds)) < len(seeds):
-            raise ValueError("names a seed twice; each is a run of its own")
-        return seeds
 
     @model_validator(mode="after")
     def _tasks_are_named(self) -> Recipe:
