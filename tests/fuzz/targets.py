@@ -40,6 +40,7 @@ from ds_distill.reporting.report import render_report
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import check_inputs
 from ds_distill.run.records import read_results
 from ds_distill.run.timings import read_timings
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
@@ -192,6 +193,8 @@ def finished_target(folder: Path, run: Path) -> Target:
     other = folder.with_name("other")
     shutil.copytree(run, other)
     recipe = load_recipe(run / "recipe.yaml")
+    inputs = {"labels": {"task.labels": ["a", "b"]}, "models": {"student.model": "a hash"}}
+    check_inputs(inputs, RunFolder(folder))
     changes: dict[str, Change] = {
         "results.json": changed_json,
         "environment.json": changed_json,
@@ -207,6 +210,7 @@ def finished_target(folder: Path, run: Path) -> Target:
         assert escaped(shown) == shown
         made = RunFolder(place)
         made.check_new_or_same(recipe, resume=True)
+        check_inputs(inputs, made)
         read_timings(place / "metrics.jsonl")
         made.create(recipe, describe_environment(1, "cpu"))
         made.note_phase("evaluate")
