@@ -26,7 +26,7 @@ from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.results import answer_of, limits_of
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import labels_of, warn_of_few_groups, warn_of_teachers
+from ds_distill.run.label_warnings import known_labels, warn_of_few_groups, warn_of_teachers
 from ds_distill.run.run import Run
 from ds_distill.tasks import TaskKind
 
@@ -107,7 +107,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     warnings = _warnings(run, name, phase.split, references, roles, judged)
     warnings += warn_of_few_groups(run, name, phase.split, group_keys)
     whole = judged.pop(BASELINE)
-    knows = {one.name: labels_of(run, one) for one in references}
+    knows = {one.name: known_labels(run, one) for one in references}
     models = {
         model: {
             "role": roles[model],

@@ -48,7 +48,7 @@ def classes_of(reference: ModelReference) -> Sequence[int] | None:
     return None if reference.label_map is None else reference.label_map.classes
 
 
-def labels_of(run: Run, reference: ModelReference) -> dict[str, Any]:
+def known_labels(run: Run, reference: ModelReference) -> dict[str, Any]:
     """`knows`, of a partial teacher, for its record: its labels, and how many the task has."""
     classes = classes_of(reference)
     if classes is None:

@@ -19,7 +19,7 @@ from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.results import limits_of
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import classes_of, doubt_text, labels_of
+from ds_distill.run.label_warnings import classes_of, doubt_text, known_labels
 from ds_distill.run.records import read_teacher_scores
 from ds_distill.run.run import Run
 
@@ -150,7 +150,7 @@ def _keep(
             "over": TASKS[run.task.type].over,
             "metric": metric.name,
             "score": value if math.isfinite(value) else None,
-            **labels_of(run, reference),
+            **known_labels(run, reference),
         }
         if doubt is not None:
             worthless = _teaches_nothing(run, reference, doubt)
