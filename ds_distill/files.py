@@ -60,6 +60,17 @@ def is_file(path: Path) -> bool:
         raise
 
 
+def why_unwritable(folder: Path) -> str | None:
+    """Why a folder cannot be made or written to, in words; None where it seems that it can."""
+    # The folder itself where it is there: of a container's mount the parent is not writable.
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
+        return None
+    what = "is not writable" if there.is_dir() else "is a file"
+    verb = "written" if there == folder else "created"
+    return f"cannot be {verb}, because {there} {what}"
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Set `filename` of an OSError in this block to `path`, if it names no file: errors of writes

@@ -22,9 +22,7 @@ from ds_distill.types import Signals
 
 def cache_folder(run: Run, phase: Cache, number: int) -> Path:
     """The folder of the cache of phase `number`."""
-    if phase.folder is not None:
-        return Path(phase.folder).expanduser()
-    return run.folder.cache(number, run.recipe.phase_names()[number])
+    return phase.shared or run.folder.cache(number, run.recipe.phase_names()[number])
 
 
 def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:

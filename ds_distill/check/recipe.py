@@ -17,6 +17,7 @@ from ds_distill.check.labels import label_mistakes
 from ds_distill.check.machine_memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import key_of, phase_mistakes, with_location
+from ds_distill.check.shared_caches import shared_cache_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source
@@ -195,6 +196,7 @@ def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     yield from phase_mistakes(recipe)
     yield from label_mistakes(recipe)
     yield from _logging_mistakes(recipe)
+    yield from shared_cache_mistakes(recipe)
     for phase in recipe.phases:
         if isinstance(phase, Training):
             try:

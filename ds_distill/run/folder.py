@@ -17,6 +17,7 @@ from ds_distill.files import (
     new_folder,
     publish_folder,
     refuse_links_out,
+    why_unwritable,
     write_json,
     write_text,
 )
@@ -78,15 +79,8 @@ class RunFolder:
             raise UserError(
                 f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
             )
-        # The folder itself where it is there: of a container's mount the parent is not writable.
-        there = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            what = "is not writable" if there.is_dir() else "is a file"
-            verb = "written" if there == self.path else "created"
-            raise UserError(
-                f"--folder {self.path}: cannot be {verb}, because {there} {what}. Name another "
-                "folder."
-            )
+        if (why := why_unwritable(self.path)) is not None:
+            raise UserError(f"--folder {self.path}: {why}. Name another folder.")
         if not resume:
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             present = {name for name in present if not name.startswith(PROBE)}  # after a SIGKILL

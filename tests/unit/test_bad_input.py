@@ -54,7 +54,7 @@ class Desk:
         if "remove" in case:
             (self.root / case["remove"]).unlink()
         for name, content in case.get("write", {}).items():
-            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(content, encoding="utf-8")
         for name, (opening, times, closing) in case.get("generate", {}).items():
             (self.root / name).write_text(opening * times + closing * times)

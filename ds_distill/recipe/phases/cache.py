@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -52,6 +53,11 @@ class Cache(FollowingPhase):
     def is_left_out(self, later: Iterable[PhaseSettings]) -> bool:
         """Whether the phase does nothing, given those after it."""
         return self.only_if_read and not any(other.cached_split in self.splits for other in later)
+
+    @property
+    def shared(self) -> Path | None:
+        """The folder that runs share; None where the run has its own."""
+        return None if self.folder is None else Path(self.folder).expanduser()
 
     @property
     def reads(self) -> list[tuple[str, bool]]:
