@@ -34,24 +34,25 @@ from ds_distill.recipe.training import Training
 
 
 def check_recipe(
-    recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False, runs_here: bool = True
+    recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False, ranks_here: int = 1
 ) -> None:
     """Phases, DeepSpeed config and the models' configurations, tokenizers and headers. Reads no
     data and no weights. Raises UserError with all that is wrong.
 
-    runs_here: this machine's memory is to hold the models; of others see `check_memory`.
+    ranks_here: on this machine, whose memory is to hold them; of others see `check_memory`.
     """
     models = Models(recipe, on_gpu=on_gpu)
     found = [*_settings(recipe, num_ranks), *models.mistakes()]
-    judged = runs_here and not on_gpu
-    _refuse(recipe, found or ([*_too_large(recipe, models)] if judged else []))
+    if not found and ranks_here and not on_gpu:
+        found = [*_too_large(recipe, models, ranks_here, num_ranks)]
+    _refuse(recipe, found)
 
 
-def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
+def check_memory(recipe: Recipe, machines: Mapping[str, tuple[int, int]], ranks: int) -> None:
     """Whether CPU hosts can hold the models of a recipe that passed `check_recipe`. Raises
     UserError with all that is wrong.
 
-    machines: bytes by name.
+    machines: by name bytes, and how many of all `ranks` are there.
     """
     configs = {"student": config_of(recipe, "student")}
     configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
@@ -59,8 +60,10 @@ def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
         recipe,
         (
             mistake
-            for machine, memory in machines.items()
-            for mistake in memory_mistakes(recipe, configs, memory, machine)
+            for machine, (memory, here) in machines.items()
+            for mistake in memory_mistakes(
+                recipe, configs, memory, machine, ranks_here=here, ranks=ranks
+            )
         ),
     )
 
@@ -156,9 +159,13 @@ def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
     ]
 
 
-def _too_large(recipe: Recipe, models: Models) -> Iterator[str]:
+def _too_large(
+    recipe: Recipe, models: Models, ranks_here: int = 1, ranks: int = 1
+) -> Iterator[str]:
     """Of a recipe without other mistakes: sizes can follow from them."""
-    return memory_mistakes(recipe, models.configs, machine_memory())
+    return memory_mistakes(
+        recipe, models.configs, machine_memory(), ranks_here=ranks_here, ranks=ranks
+    )
 
 
 def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:

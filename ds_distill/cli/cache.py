@@ -43,8 +43,8 @@ def cache_build(
     Examples that a shared cache (phases.cache.folder) has already are not run again.
     Train from it: ds-distill run RECIPE --resume.
     """
-    from ds_distill.run.folder import RunFolder
-
+    if options.any_given():
+        options.check()
     loaded = given.load()
     caches = _cache_phases(loaded)
     default = Path("runs") / loaded.name
@@ -53,6 +53,8 @@ def cache_build(
         if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError("--worker: the ranks of a launcher share a folder: name it by --folder")
         default = default.with_name(f"{loaded.name}-{socket.gethostname()}-{os.getpid()}")
+    from ds_distill.run.folder import RunFolder
+
     run_folder = RunFolder((folder or default).absolute())
     if options.any_given():
         from ds_distill.launch.launch import launch_build

@@ -178,9 +178,7 @@ def launch(
     On several machines the folder must be on a file system that all of them see. A recipe with
     `seeds` runs once with each, on this machine; FOLDER is as of `sweep`.
     """
-    from ds_distill.launch.launch import launch_run
-    from ds_distill.run.folder import RunFolder
-
+    options.check()
     loaded = given.load()
     path = folder or Path("runs") / loaded.name
     if until is not None:
@@ -190,6 +188,9 @@ def launch(
     if loaded.seeds is not None and here:
         _run_seeds(given, path, HowToRun(num_gpus=options.num_gpus, keep=keep), resume)
         return
+    from ds_distill.launch.launch import launch_run
+    from ds_distill.run.folder import RunFolder
+
     run_folder = RunFolder(path.absolute())
     arguments = given.arguments() + (["--until", until] if until else [])
     launch_run(arguments, loaded, run_folder, options, resume=resume, until=until)
@@ -317,12 +318,11 @@ def predict(
 ) -> None:
     """Label the texts of a file, or answer its questions: a line of JSON each, the row with its
     prediction."""
-    from ds_distill.predictors.prediction import predict_file
-
-    quiet_libraries()
     if output is not None and output.is_file() and file.is_file() and output.samefile(file):
         raise UserError(f"--output {output}: is the file of the texts. Name another one.")
     with text_output(output) as target:
+        from ds_distill.predictors.file import predict_file
+
         predict_file(
             model,
             file,

@@ -58,6 +58,10 @@ def suite(
     references, overrides = checkpoints_and_overrides(checkpoints)
     loaded = load_suite(suite, overrides)
     go_offline(references, [task.data.path for task in loaded.tasks.values()], loaded.models_folder)
+    from ds_distill.sweep.runs import check_folder
+
+    path = folder or Path("runs") / loaded.name
+    check_folder(path, resume=resume)
     quiet_libraries()
     from ds_distill.sweep.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
@@ -65,9 +69,10 @@ def suite(
     given = checkpoints_of(references)
     if reference is not None:
         _check_reference(reference, [one.name for one in given])
-    path = folder or Path("runs") / loaded.name
     runs = suite_runs(loaded, given, path.absolute())
-    asked = Sweep(path, [*runs], resume=resume)
+    asked = Sweep(path, [*runs])
+    if how.num_gpus is not None:
+        asked.check_ranks(how.num_gpus)
     if not resume:
         for note in check_suite(runs):
             say(f"Note: {note}")

@@ -58,14 +58,19 @@ def run_settings(
     """Run a recipe under each variant, and report; see `runs_of`."""
     for variant in found:
         given.load(more=variant.overrides)
-    quiet_libraries()
-    from ds_distill.check.recipe import check_all
-    from ds_distill.sweep.publish import write_report
-    from ds_distill.sweep.sweep import Sweep, runs_of
+    from ds_distill.sweep.runs import check_folder, runs_of
 
     recipe, fixed, small = given.recipe, list(given.overrides or []), given.small
     runs = runs_of(recipe, fixed, found, small, path)
-    asked = Sweep(path, runs, resume=resume)
+    check_folder(path, resume=resume)
+    quiet_libraries()
+    from ds_distill.check.recipe import check_all
+    from ds_distill.sweep.publish import write_report
+    from ds_distill.sweep.sweep import Sweep
+
+    asked = Sweep(path, runs)
+    if how.num_gpus is not None:
+        asked.check_ranks(how.num_gpus)
     if not resume:  # data and models, once: what one run lacks all lack
         for note in check_all(runs[0].recipe, print_reading):
             say(f"Note: {note}")
@@ -83,7 +88,6 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resum
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
     lines = asked.what_it_does()
     if ranks is not None:
-        asked.check_ranks(ranks)
         jobs = launches_at_once(jobs, ranks, gpus)
         lines.append(f"Each has {ranks} ranks; at once: {jobs}")
     disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=resume)

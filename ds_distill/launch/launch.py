@@ -12,14 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from ds_distill.check.recipe import check_data, check_memory, check_recipe, open_sources
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import TERMINATED, AgentOrder
 from ds_distill.launch.agent_processes import Agents, Ended, Start
-from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
+from ds_distill.launch.hosts import Hosts, count_ranks
 from ds_distill.launch.lock_owner import free_of_ended
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
@@ -101,7 +98,6 @@ def launch(work: Work, options: LaunchOptions) -> None:
     SystemExit(75) when the ranks have saved their work on a signal, and SystemExit(1) when the run
     fails.
     """
-    options.check()
     work.recipe.refuse_seeds("launch")
     if options.slurm and (options.submit or not slurm.in_job()):
         _write_job(work, options)
@@ -124,8 +120,11 @@ def launch(work: Work, options: LaunchOptions) -> None:
         hosts = _hosts(options)
         if options.by_ssh:
             free_of_ended(work.folder.path, hosts, options.ssh_port)
+        here = len([*hosts.values()][options.node_rank or 0])
+        if options.by_ssh or options.slurm:
+            here = 0
         if not options.node_rank:  # of several, the first one's launch checks for all
-            _check(work, count_ranks(hosts), runs_here=not options.by_ssh and not options.slurm)
+            _check(work, count_ranks(hosts), here)
         order = _order(work, options, hosts, launched)
         starts = _starts(options, order)
         if options.by_ssh or options.slurm:
@@ -133,6 +132,8 @@ def launch(work: Work, options: LaunchOptions) -> None:
             starts = _starts(options, order)
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
+        if here > (cores := len(os.sched_getaffinity(0))) and not _gpus():
+            print(f"Note: {here} ranks share {cores} cores: fewer are faster", flush=True)
         clear_failures(work.folder.path)
         agents = Agents(starts, options.grace)
         alive = SIGN_OF_LIFE_SECONDS if options.by_ssh else None
@@ -143,20 +144,29 @@ def launch(work: Work, options: LaunchOptions) -> None:
 
 def _hosts(options: LaunchOptions) -> Hosts:
     if options.hostfile is not None:
-        return choose(read_hostfile(options.hostfile), options.include, options.exclude)
+        return options.hosts_of_file()
     if options.slurm:
         return slurm.job_hosts(options.num_gpus)
     assert options.num_gpus is not None
-    gpus = torch.cuda.device_count()
-    if gpus and options.num_gpus > gpus:
-        raise UserError(f"launch: --num-gpus {options.num_gpus}, but this machine has {gpus}.")
     return {socket.gethostname(): list(range(options.num_gpus))}
 
 
-def _check(work: Work, ranks: int, runs_here: bool) -> None:
+def _gpus() -> int:
+    """Of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _check(work: Work, ranks: int, ranks_here: int) -> None:
     work.folder.check_new_or_same(work.recipe, work.resume)
-    on_gpu = torch.cuda.is_available()
-    check_recipe(work.recipe, num_ranks=ranks, on_gpu=on_gpu, runs_here=runs_here)
+    # Behind what can be told at once: these imports take many seconds.
+    from ds_distill.check.recipe import check_data, check_recipe, open_sources
+
+    gpus = _gpus()
+    if 0 < gpus < ranks_here:
+        raise UserError(f"launch: {ranks_here} ranks, but this machine has {gpus} GPUs.")
+    check_recipe(work.recipe, num_ranks=ranks, on_gpu=gpus > 0, ranks_here=ranks_here)
     if not work.resume:
         check_data(work.recipe, open_sources(work.recipe))
 
@@ -167,19 +177,14 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> A
     launched: a name of this launch that no other has.
     """
     if options.hostfile is None and not options.slurm:
-        address, port = "127.0.0.1", options.master_port or free_port()
+        address, port = "127.0.0.1", options.known_port or free_port()
     else:
         address = options.master_addr or next(iter(hosts)).rpartition("@")[2]
-        port = options.master_port or _port(options)
+        port = options.known_port or _port(options)
     # With `python -m` a random.py in the current folder would hide the library of that name.
     environment = {LAUNCHED: launched, "PYTHONSAFEPATH": "1", **options.variables()}
-    if not torch.cuda.device_count() and not options.by_ssh and not options.slurm:
+    if not options.by_ssh and not options.slurm and not _gpus():
         environment["DS_ACCELERATOR"] = "cpu"
-    if options.node_rank is not None and options.node_rank >= len(hosts):
-        raise UserError(
-            f"launch: --node-rank {options.node_rank}, but the hostfile has {len(hosts)} hosts: "
-            f"0 to {len(hosts) - 1}."
-        )
     return AgentOrder(
         command=work.rank_command,
         hosts=hosts,
@@ -197,8 +202,6 @@ def _port(options: LaunchOptions) -> int:
     """A port on the first host. Each run needs its own: two may share a machine."""
     if options.slurm:
         return slurm.job_port()
-    if options.no_ssh:
-        return 29500  # DeepSpeed's own: the launches of several hosts cannot agree on another
     return random.SystemRandom().choice(PORTS)
 
 
@@ -236,8 +239,11 @@ def _prepare(work: Work, options: LaunchOptions, order: AgentOrder) -> AgentOrde
         )
         answers = examine(probes, question)
     _report_busy(hosts, answers)
+    from ds_distill.check.recipe import check_memory
+
     named = zip(hosts, answers, strict=True)
-    check_memory(work.recipe, {host: one.memory for host, one in named if not one.gpus})
+    on_cpus = {host: (one.memory, len(hosts[host])) for host, one in named if not one.gpus}
+    check_memory(work.recipe, on_cpus, count_ranks(hosts))
     on_cpu = not any(answer.gpus for answer in answers)
     more = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
     return replace(order, environment={**order.environment, **more})
@@ -294,7 +300,7 @@ def _reason(ended: Ended, by_ssh: bool) -> str:
 
 def _write_job(work: Work, options: LaunchOptions) -> None:
     """Print the script of a Slurm job that runs this command on its nodes, or submit it."""
-    _check(work, options.nodes * (options.num_gpus or 1), runs_here=False)
+    _check(work, options.nodes * (options.num_gpus or 1), ranks_here=0)
     command = [*work.command, *work.given, "--folder", str(work.folder.path), "--slurm"]
     command += ["--num-gpus", str(options.num_gpus), "--grace", f"{options.grace:g}"]
     for option, value in (("addr", options.master_addr), ("port", options.master_port)):

@@ -10,6 +10,11 @@ from typing import Annotated
 import typer
 
 from ds_distill.errors import UserError
+from ds_distill.launch.hosts import Hosts, choose, read_hostfile
+from ds_distill.process.ports import why_unusable
+
+NO_SSH_PORT = 29500
+"""DeepSpeed's own: the launches of several hosts cannot agree on another."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,17 @@ class LaunchOptions:
         """Whether the agents are started by ssh."""
         return self.hostfile is not None and not self.no_ssh
 
+    @property
+    def known_port(self) -> int | None:
+        """The port where ranks meet, if it is not drawn."""
+        return self.master_port or (NO_SSH_PORT if self.no_ssh else None)
+
     def any_given(self) -> bool:
         return self.num_gpus is not None or self.hostfile is not None or self.slurm
 
     def check(self) -> None:
-        """Raises UserError for options that do not go together."""
+        """Raises UserError for options that do not go together, a hostfile that is none, and a port
+        of this machine that is taken."""
         ways = [self.hostfile is not None, self.num_gpus is not None and not self.slurm, self.slurm]
         if sum(ways) != 1:
             raise UserError(
@@ -116,6 +127,27 @@ class LaunchOptions:
         if self.no_ssh and self.node_rank is None:
             raise UserError("launch: --no-ssh: give this host's number with --node-rank.")
         self.variables()
+        if self.hostfile is not None:
+            self.hosts_of_file()
+        first = self.node_rank == 0 if self.no_ssh else self.hostfile is None and not self.slurm
+        if first and self.known_port and (why := why_unusable(self.known_port)) is not None:
+            other = ", the same on all hosts" if self.no_ssh else ", or leave it out"
+            raise UserError(
+                f"launch: --master-port {self.known_port}: cannot be used here: {why}. Name "
+                f"another one{other}."
+            )
+
+    def hosts_of_file(self) -> Hosts:
+        """The hosts of the hostfile that are used. Raises UserError where it is none, and where it
+        has not what other options name."""
+        assert self.hostfile is not None
+        hosts = choose(read_hostfile(self.hostfile), self.include, self.exclude)
+        if self.node_rank is not None and self.node_rank >= len(hosts):
+            raise UserError(
+                f"launch: --node-rank {self.node_rank}, but the hostfile has {len(hosts)} hosts: "
+                f"0 to {len(hosts) - 1}."
+            )
+        return hosts
 
     def variables(self) -> dict[str, str]:
         """The variables that `env` names. Raises UserError for one that is not set."""

@@ -1,32 +1,26 @@
-"""Predict with a model, such as a run's student: for texts of a program or of a file. Here is what
-labels texts; `tagging` finds entities or any number of spans, `answering` one answer to a question.
+"""Predict with a model, such as a run's student, for texts of a program; `file` reads those of a
+file. Here is what labels texts; `tagging` finds entities or any number of spans, `answering` one
+answer to a question.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from ds_distill.data.readers import check_text, kind_of, open_file
-from ds_distill.data.readers.text import lines_of
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, finite, load_model
 from ds_distill.models.task_params import columns_of
-from ds_distill.planning.units import rate
 from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.tagging import Tagger
-from ds_distill.process.terminal import escaped
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.folder import student_folder
 
@@ -35,8 +29,6 @@ Text = str | tuple[str, str]
 
 CHUNK = 4096
 """Texts that are sorted by length together."""
-SECONDS = 10.0
-"""Between two lines of progress."""
 
 
 class Classifier:
@@ -170,128 +162,3 @@ def predict(
     predictor, given = load_predictor(model), iter(texts)
     while chunk := list(islice(given, CHUNK)):
         yield from predictor.predictions(chunk, batch_size)  # type: ignore[arg-type]
-
-
-def predict_file(
-    model: str | Path,
-    file: Path,
-    output: IO[str],
-    *,
-    text: str | None = None,
-    text_b: str | None = None,
-    batch_size: int = 32,
-    progress: Callable[[str], None],
-) -> None:
-    """Write a line of JSON per row of a data file: the row, and what `predict` gives of it.
-
-    file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
-        JSON or else a text on each line.
-    text, text_b: columns of the text and of the second one of a pair. Default: of a run's student
-        those of its recipe, else the predictor's `columns`.
-    progress: gets a sentence every ten seconds, and at the end.
-
-    Raises UserError for rows that cannot be read.
-    """
-    rows, columns = _rows(file)
-    predictor = load_predictor(model)
-    names = _columns(file, columns, predictor, text, text_b)
-    of_words = isinstance(predictor, Tagger)
-    done, started, shown = 0, time.monotonic(), time.monotonic()
-    while chunk := list(islice(rows, CHUNK)):
-        texts = [_text(location, row, names, of_words) for location, row in chunk]
-        found = predictor.predictions(texts, batch_size)
-        for (_, row), prediction in zip(chunk, found, strict=True):
-            made = {**row, **prediction}
-            output.write(escaped(json.dumps(made, ensure_ascii=False, default=str)) + "\n")
-        output.flush()
-        done += len(chunk)
-        if time.monotonic() - shown > SECONDS:
-            shown = time.monotonic()
-            progress(f"{done:,} texts, {rate(done / (shown - started))} a second")
-    seconds = max(time.monotonic() - started, 1e-9)
-    if done == 0:
-        raise UserError(f"{file}: no rows. Put at least one text there.")
-    cut = f"; {predictor.cut:,} were cut at {predictor.max_length} tokens"
-    progress(f"{done:,} texts in {seconds:.1f} s{cut if predictor.cut else ''}")
-
-
-# ------------------------------------------------------------------------------------- rows
-
-
-def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
-    """(location, row) for each row of a file, and the names of its columns."""
-    if str(file) != "-":
-        reader = open_file(file)
-        columns = reader.columns()
-        return reader.rows(columns), columns
-    rows = _standard_input()
-    first = next(rows, None)
-    if first is None:
-        return iter(()), ["text"]
-
-    def all_rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        yield first
-        yield from rows
-
-    return all_rows(), list(first[1])
-
-
-def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
-    objects: bool | None = None
-    for number, line in lines_of(sys.stdin.buffer, "standard input"):
-        content = line.strip()
-        if not content:
-            continue
-        if objects is None:
-            objects = content.startswith("{")
-        location = f"standard input:{number}"
-        if not objects:
-            yield location, {"text": content}
-            continue
-        try:
-            row = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{location}: not readable as JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{location}: holds {kind_of(row)}, not an object.")
-        yield location, row
-
-
-def _columns(
-    file: Path, present: list[str], predictor: Predictor, text: str | None, text_b: str | None
-) -> tuple[str, ...]:
-    """The columns of a text, or of the two of a pair. Raises UserError where they are not there, or
-    are not as many as the model reads."""
-    usual = predictor.columns
-    chosen: tuple[str, ...]
-    if text is None and text_b is None:
-        chosen = next((names for names in usual if set(names) <= set(present)), usual[0])
-    else:
-        chosen = (text or usual[0][0], *filter(None, [text_b]))
-    for name in chosen:
-        if name not in present:
-            raise UserError(
-                f"{file}: no column {name!r}; it has: {', '.join(present)}."
-                f"{did_you_mean(name, present)} Name the text's column: --text COLUMN."
-            )
-    if len(chosen) not in map(len, usual):
-        reads = "single texts" if len(usual[0]) == 1 else "pairs of a question and its context"
-        raise UserError(
-            f"{file}: columns {', '.join(map(repr, chosen))}, but this model reads {reads}. Name "
-            + ("one column, --text COLUMN." if len(usual[0]) == 1 else "both, --text and --text-b.")
-        )
-    return chosen
-
-
-def _text(location: str, row: dict[str, Any], names: tuple[str, ...], of_words: bool) -> Any:
-    """A text, a pair of two, or a list of words."""
-    words = row.get(names[0])
-    if of_words and isinstance(words, list):
-        for word in words:
-            check_text(word, f"{location}: a word of {names[0]!r}")
-        return words
-    values = [row.get(name) for name in names]
-    for name, value in zip(names, values, strict=True):
-        check_text(value, f"{location}: {name!r}")
-    first, *others = values
-    return (first, others[0]) if others else first

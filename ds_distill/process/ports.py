@@ -14,3 +14,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def why_unusable(port: int) -> str | None:
+    """Why nothing can listen at a TCP port of this machine, in the system's words; None where it
+    can."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

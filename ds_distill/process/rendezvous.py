@@ -172,7 +172,8 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
         )
     except (DistNetworkError, DistStoreError) as error:
         what = (
-            f"cannot listen on port {port}. If another run has it, choose another port"
+            f"cannot listen on port {port}. If another run has it, give the launcher another one "
+            "(--master-port; torchrun: --master_port)"
             if serves
             else f"cannot use what answers at {host}:{port}. If that is another run, choose "
             "another port"

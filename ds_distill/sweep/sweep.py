@@ -13,25 +13,25 @@ import functools
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
-from ds_distill.files import refuse_links_out, write_json, write_text
+from ds_distill.files import write_json, write_text
 from ds_distill.planning.units import duration
-from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe import dump_recipe
 from ds_distill.recipe.training import Training
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.run.resumable_keys import changes
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
-from ds_distill.sweep.grid import SEED, Variant
+from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Draws, drawn
 from ds_distill.sweep.run_processes import Child, Pool, last_phase
+from ds_distill.sweep.runs import ASKED, SweepRun
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.table import metric_class, run_result
 
@@ -40,21 +40,6 @@ TELLS_EVERY = 60
 
 WEIGHTS = ("models", "cache", "checkpoints", "student", "data")
 """Folders of a run, large ones, that are removed when it has ended, unless they are kept."""
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    variant: Variant
-    recipe: Recipe
-    arguments: tuple[str, ...]
-    """By which `ds-distill run` reads the recipe."""
-    folder: RunFolder
-    file: Path | None = None
-    """The recipe's, where the sweep has made it: it is written before anything runs."""
-
-    @property
-    def is_done(self) -> bool:
-        return self.folder.results.is_file()
 
 
 @dataclass(frozen=True)
@@ -73,70 +58,12 @@ class Shared:
         return done or all(run.folder.holds_run() for run in self.runs)
 
 
-def runs_of(
-    reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
-) -> list[SweepRun]:
-    """The runs of a recipe under each variant, and with each of its `seeds` where it has some.
-
-    reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
-
-    Raises UserError for settings that no recipe can have, where there is but one run, and for runs
-    that are judged by unlike scores.
-    """
-    seeds = load_recipe(reference, [*fixed, *found[0].overrides], small).seeds
-    if seeds is not None:
-        fixed = [*fixed, "seeds=null"]
-        found = [Variant((*one.overrides, f"{SEED}={seed}")) for one in found for seed in seeds]
-    if len(found) == 1:
-        raise UserError(
-            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
-            "training.learning_rate=1e-5,3e-5."
-        )
-    option = ["--small"] if small else []
-    runs = [
-        SweepRun(
-            variant,
-            load_recipe(reference, [*fixed, *variant.overrides], small),
-            (reference, *fixed, *variant.overrides, *option),
-            RunFolder(folder / "runs" / variant.name),
-        )
-        for variant in found
-    ]
-    _refuse_unlike_scores(runs)
-    return runs
-
-
-def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
-    """Raises UserError where a task's models are judged by other metrics or on other splits: of
-    such scores there is no difference, and no best one."""
-    seen: dict[str, tuple[str, str]] = {}  # task -> (what judges, the first run)
-    for run in runs:
-        for task, judge in _judges(run.recipe).items():
-            first, name = seen.setdefault(task, (judge, run.variant.name))
-            if first != judge:
-                raise UserError(
-                    f"{name} would be judged by {first} and {run.variant.name} by {judge}: a sweep "
-                    "compares its runs by one score. Start a sweep for each."
-                )
-
-
-def _judges(recipe: Recipe) -> dict[str, str]:
-    """By task: the metric, and the split of the last phase that evaluates."""
-    found = {}
-    for phase in recipe.phases:
-        if PHASES[phase.kind].makes == "evaluation":
-            metric = recipe.task_of(phase).metric
-            options = metric.model_dump(exclude={"name"}, exclude_defaults=True)
-            shown = "".join(f", {key} {value}," for key, value in options.items())
-            splits = ", ".join(split for split, _ in phase.reads)
-            found[recipe.task_name(phase)] = f"{metric.name}{shown} on {splits}"
-    return found
-
-
 class Sweep:
-    def __init__(self, folder: Path, runs: list[SweepRun], *, resume: bool) -> None:
-        """Raises UserError for runs of the same name or the same recipe, and for a folder that
-        holds another sweep."""
+    def __init__(self, folder: Path, runs: list[SweepRun]) -> None:
+        """folder: one that `check_folder` lets pass.
+
+        Raises UserError for runs of the same name or the same recipe, and for a folder that holds
+        another sweep."""
         self.path, self.runs = folder, runs
         names = [run.variant.name for run in runs]
         if len(set(names)) < len(names):
@@ -144,7 +71,8 @@ class Sweep:
         self.shared = self._shared()
         self._recipes = {run.variant.name: run.recipe.as_written() for run in runs}
         self._refuse_copies()
-        self._check_folder(resume=resume)
+        if (file := folder / ASKED).is_file():
+            self._refuse_other(read_as(file, Asked, "Give another --folder.")["runs"], file)
 
     def _refuse_copies(self) -> None:
         """Raises UserError for runs that are the same: they would count as two."""
@@ -166,20 +94,6 @@ class Sweep:
             for runs in alike.values()
             if len(runs) > 1 and (count := shared_phases([run.recipe for run in runs]))
         ]
-
-    def _check_folder(self, *, resume: bool) -> None:
-        file = self.path / "sweep.json"
-        refuse_links_out(self.path)
-        if file.is_file():
-            if not resume:
-                raise UserError(
-                    f"{self.path} holds a sweep. Add --resume to continue it, or give --folder."
-                )
-            self._refuse_other(read_as(file, Asked, "Give another --folder.")["runs"], file)
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise UserError(
-                f"{self.path} exists and holds no sweep. Give --folder for another one."
-            )
 
     def _refuse_other(self, began: dict[str, Any], file: Path) -> None:
         """Raises UserError where the sweep began with other runs, or with recipes whose results
@@ -215,7 +129,7 @@ class Sweep:
         for run in self.runs:
             if run.file is not None:
                 write_text(run.file, dump_recipe(run.recipe))
-        write_json(self.path / "sweep.json", {"runs": self._recipes})
+        write_json(self.path / ASKED, {"runs": self._recipes})
 
     def what_it_does(self) -> list[str]:
         """Lines that say what will be run."""

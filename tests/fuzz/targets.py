@@ -32,7 +32,8 @@ from safetensors.torch import load_file
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
 from ds_distill.engine.world import World
-from ds_distill.predictors.prediction import predict, predict_file
+from ds_distill.predictors.file import predict_file
+from ds_distill.predictors.prediction import predict
 from ds_distill.process import lock
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe import Recipe, load_recipe

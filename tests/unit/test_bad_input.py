@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -186,6 +187,52 @@ def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeyp
     output = capfd.readouterr()
     assert exit_.value.code == 2
     assert expected in output.err and "Usage: ds-distill" in output.err
+    assert desk.files() == before
+
+
+AT_ONCE = {
+    "launch toy.yaml": "give either --num-gpus N",
+    "launch toy.yaml --hostfile none": "--hostfile none cannot be read",
+    "launch toy.yaml --num-gpus 2 --folder data": "the run's folder",
+    "launch toy.yaml --num-gpus 2 --until none": "--until none: the recipe's phases are",
+    "sweep toy.yaml seed=1": "several values",
+    "sweep toy.yaml seed=1,2 --folder data": "data exists and holds no sweep",
+    "sweep toy.yaml seed=1,2 --folder toy.yaml": "toy.yaml is a file",
+    "suite compact-biomedical m --folder data": "data exists and holds no sweep",
+    "predict ./none data/test.jsonl": "model './none': there is no such folder",
+    "predict data data/test.jsonl": "has no config.json",
+    "predict {model} none.jsonl": "none.jsonl",
+    "predict {model} data/test.jsonl --text none": "no column 'none'",
+    "predict {model} data/test.jsonl --output toy.yaml/a.jsonl": "cannot be written",
+    "predict {model} data/test.jsonl --output data/test.jsonl": "is the file of the texts",
+}
+"""Commands, and what is told of them before torch is imported, which takes seconds to minutes."""
+
+WITHOUT_TORCH = """
+import json, sys
+from ds_distill.cli import main
+sys.modules["torch"] = None  # importing it fails
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["ds-distill", *command]
+    try:
+        main()
+    except SystemExit as end:
+        print(f"exit {end.code}", file=sys.stderr)
+"""
+
+
+def test_what_a_library_need_not_find_is_told_before_torch_is_imported(desk):
+    commands = [shlex.split(command.format(model=desk.model)) for command in AT_ONCE]
+    before = desk.files()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT_TORCH, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+    )
+    told = done.stderr.split("exit 2\n")
+    assert len(told) == len(AT_ONCE) + 1, done.stderr
+    for said, expected in zip(told, AT_ONCE.values(), strict=False):
+        assert expected in said, said
     assert desk.files() == before
 
 

@@ -32,7 +32,8 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.keys import content_keys
 from ds_distill.planning.caches import example_bytes
-from ds_distill.predictors.prediction import load_predictor, predict_file
+from ds_distill.predictors.file import predict_file
+from ds_distill.predictors.prediction import load_predictor
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.recipe.metrics.characters import (
     CharacterF1,

@@ -77,6 +77,23 @@ def test_a_model_that_a_phase_saved_under_another_name_has_the_size_of_its_start
     assert found[0].split("alone take")[1] == found[1].split("alone take")[1]
 
 
+@pytest.mark.parametrize(("deepspeed", "whole"), [("zero1_fp32", True), ("zero3_fp32", False)])
+def test_ranks_that_do_not_fit_beside_each_other_are_told(deepspeed, whole):
+    """Each was judged as if it were alone, and 64 began on a machine that holds a few."""
+    recipe = load_recipe("large-teachers", [f"deepspeed={deepspeed}"])
+    models = configs(recipe)
+    assert not list(memory_mistakes(recipe, models, 30_000_000_000, ranks_here=2, ranks=2))
+    found = list(memory_mistakes(recipe, models, 25_000_000_000, ranks_here=64, ranks=64))
+    assert any(mistake.startswith("phases.distil: 64 ranks and its models") for mistake in found)
+    assert all("Start fewer ranks, take a machine" in mistake for mistake in found)
+    # Without what the stage spreads over them: of 16 ranks at stage 3 the processes take most.
+    found = list(memory_mistakes(recipe, models, 30_000_000_000, ranks_here=16, ranks=16))
+    assert bool(found) is whole
+    # Half of the ranks are on another host.
+    of_one = list(memory_mistakes(recipe, models, 8_000_000_000, ranks_here=8, ranks=64))
+    assert bool(of_one) is whole
+
+
 def test_the_machine_has_memory():
     assert 1e9 < machine_memory() < 1e14
 

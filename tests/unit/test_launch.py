@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -147,12 +148,27 @@ def test_a_wrong_filter_is_one_sentence(include, exclude, expected):
         ({"hostfile": Path("h"), "nodes": 2}, "--nodes needs --slurm"),
         ({"num_gpus": 2, "submit": True}, "--submit needs --slurm"),
         ({"num_gpus": 2, "env": ["NOT_SET_HERE"]}, "--env NOT_SET_HERE: no such variable"),
+        ({"hostfile": Path("no-hosts")}, "--hostfile no-hosts cannot be read"),
     ],
 )
 def test_options_that_do_not_go_together(options, expected):
     with pytest.raises(UserError) as error:
         LaunchOptions(**options).check()
     assert expected in str(error.value)
+
+
+def test_a_port_in_use_is_told_before_ranks_start(tmp_path):
+    """It was found by rank 0, and what was advised then was the same command."""
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--master-port {port}: .* in use.*leave it out"):
+            LaunchOptions(num_gpus=2, master_port=port).check()
+        several = LaunchOptions(hostfile=tmp_path / "hosts", no_ssh=True, master_port=port)
+        with pytest.raises(UserError, match=r"Name another one, the same on all hosts\."):
+            replace(several, node_rank=0).check()
+        replace(several, node_rank=1).check()  # it is the first host's port
+    LaunchOptions(num_gpus=2, master_port=port).check()
 
 
 def test_both_commands_have_the_options():

@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 from ds_distill.cli.commands import app
 from ds_distill.errors import UserError
-from ds_distill.predictors.prediction import load_predictor, predict, predict_file
+from ds_distill.predictors.file import predict_file
+from ds_distill.predictors.prediction import load_predictor, predict
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.publish import keep_settings
 

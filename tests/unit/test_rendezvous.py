@@ -158,7 +158,10 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         [line] = run_ranks([0], 2, 2, port=port)
-    assert f"cannot listen on port {port}. If another run has it, choose another port" in line
+    assert (
+        f"cannot listen on port {port}. If another run has it, give the launcher another one"
+        in line
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.resampling import drawn
 from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
+from ds_distill.sweep.runs import check_folder, runs_of
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.sweep import Sweep, runs_of
+from ds_distill.sweep.sweep import Sweep
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 
 
@@ -117,7 +118,7 @@ def test_one_run_by_two_names_is_refused(arguments, toy_settings, tmp_path):
     file.write_text(yaml.safe_dump({**toy_settings, "phases": phases}))
     runs = runs_of(str(file), *variants(arguments), False, tmp_path / "sweep")
     with pytest.raises(UserError, match="are the same run"):
-        Sweep(tmp_path / "sweep", runs, resume=False)
+        Sweep(tmp_path / "sweep", runs)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,8 @@ def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path
     def sweep(resume: bool = True, *more: str) -> Sweep:
         folder = tmp_path / "sweep"
         runs = runs_of(str(toy_recipe), *variants(["seed=1,2", *more]), False, folder)
-        return Sweep(folder, runs, resume=resume)
+        check_folder(folder, resume=resume)
+        return Sweep(folder, runs)
 
     sweep(resume=False).begin()
     sweep()

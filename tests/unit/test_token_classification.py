@@ -48,7 +48,8 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import TagPredictions, entities
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
-from ds_distill.predictors.prediction import load_predictor, predict_file
+from ds_distill.predictors.file import predict_file
+from ds_distill.predictors.prediction import load_predictor
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.reads import Reads
 from ds_distill.recipe.metrics.classes import Accuracy

@@ -14,8 +14,8 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.run.folder import RunFolder, student_folder
 from ds_distill.sweep.grid import SEED, Variant
+from ds_distill.sweep.runs import SweepRun
 from ds_distill.sweep.suite.schema import Suite
-from ds_distill.sweep.sweep import SweepRun
 
 
 @dataclass(frozen=True)
