@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -133,10 +134,15 @@ class Data:
                     needs[split] = needs.get(split, False) or need
                 elif split not in missing:
                     missing.add(split)
+                    key = f"{self.task.location}.data"
                     yield (
                         f"phases.{name}: there is no split {split!r} in {path}; it has {there}. "
-                        f"Choose one with phases.{name}.split=NAME, or say where it is with "
-                        f"{self.task.location}.data.splits.{split}=NAME."
+                        f"Choose one with phases.{name}.split=NAME, or "
+                        + (
+                            f"give a folder with a file for each split, {key}.path=FOLDER."
+                            if Path(path).expanduser().is_file()
+                            else f"say where it is with {key}.splits.{split}=NAME."
+                        )
                     )
             if isinstance(phase, Training) and phase.keep == "best":
                 if "validation" in self.source.splits:

@@ -145,7 +145,10 @@ def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -
         groups = [*apart, classes.union(*(group for group in groups if group & classes))]
     if len(groups) < 2:
         return
-    for name, phase in recipe.named_phases(task):
+    gate, phases = "an expertise phase and the policy gate", recipe.named_phases(task)
+    if any(phase.kind == "expertise" for _, phase in phases):
+        gate = "take the policy gate"
+    for name, phase in phases:
         entries = [entry for _, entry, _ in phase.parts()]
         policies = [
             entry.name
@@ -156,5 +159,5 @@ def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -
             yield (
                 f"phases.{name}: the teachers of {', '.join(known)} share no label, so a loss "
                 f"over the labels of each ({', '.join(policies)}) leaves open which teacher's "
-                "label a text has. Add losses.cross_entropy, or take the policy gate."
+                f"label a text has. Add losses.cross_entropy, or {gate}."
             )

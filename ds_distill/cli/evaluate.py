@@ -11,6 +11,7 @@ import typer
 from ds_distill.cli.loading import quiet_libraries
 from ds_distill.cli.options import Given, Overrides, SmallOption
 from ds_distill.errors import UserError
+from ds_distill.files import why_unwritable
 from ds_distill.process.terminal import say
 
 
@@ -46,6 +47,8 @@ def evaluate(
     """
     if output is not None and output.exists():
         raise UserError(f"--output {output}: exists already. Name a new folder.")
+    if output is not None and (why := why_unwritable(output)) is not None:
+        raise UserError(f"--output {output}: {why}. Name another folder.")
     loaded = Given(task, overrides, small).load([checkpoint])
     quiet_libraries()
     from ds_distill.run.any_checkpoint import evaluation_recipe

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.errors import UserError
 from ds_distill.process.terminal import say
 
 
@@ -25,15 +26,18 @@ def report(
     difference to the first run's student; other tasks and splits in tables of their own. Of one
     run that has not finished it writes report.html, which says where the run stopped.
     """
-    from ds_distill.errors import UserError
     from ds_distill.files import write_json, write_text
     from ds_distill.recipe import load_recipe
     from ds_distill.reporting.page import page
-    from ds_distill.run.folder import RunFolder
+    from ds_distill.run.folder import SWEEP, RunFolder
     from ds_distill.run.publish import report_stopped
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
     from ds_distill.tables import Table
 
+    for run in runs:
+        if (run / SWEEP).is_file():
+            _say_sweep(run, alone=len(runs) == 1)
+            return
     first = RunFolder(runs[0])
     if len(runs) == 1 and first.holds_run() and not first.results.is_file():
         report_stopped(load_recipe(runs[0] / "recipe.yaml"), first, "It has not finished.")
@@ -50,3 +54,18 @@ def report(
     ]  # fmt: skip
     write_text(output, page("Runs side by side", sentences, tables))
     say(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")
+
+
+def _say_sweep(folder: Path, *, alone: bool) -> None:
+    """Where a sweep's own page is. Raises UserError where there is none, or other runs are asked
+    for."""
+    page = folder / "report.html"
+    if not alone:
+        raise UserError(f"{folder}: holds a sweep. Name its runs: {folder / 'runs'}/...")
+    if not page.is_file():
+        raise UserError(
+            f"{folder}: holds a sweep that has no report yet. Finish it with the sweep's command "
+            f"and --resume, or name runs that have ended: {folder / 'runs'}/..."
+        )
+    say(f"{folder} holds a sweep, which has a page of its own.")
+    say(f"\nReport   {page}\nResults  {folder / 'results.json'}")

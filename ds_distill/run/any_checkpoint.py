@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ds_distill.check.recipe import open_sources
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.recipe import Recipe
@@ -23,7 +24,8 @@ def evaluation_recipe(recipe: Recipe, task: str | None, checkpoint: str, split: 
 
     task: its name, where the recipe has several.
 
-    Raises UserError for a task that the recipe has not, and for a checkpoint without a head of it.
+    Raises UserError for a task or split that is not there, and for a checkpoint without a head of
+    the task.
     """
     name = _task_name(recipe, task)
     settings, whole = recipe.tasks_by_name[name], recipe.model_dump(mode="json")
@@ -39,7 +41,15 @@ def evaluation_recipe(recipe: Recipe, task: str | None, checkpoint: str, split: 
         "phases": [{"evaluate": {"split": split}}],
         "deepspeed": "zero0_fp32",
     }
-    return validate(Recipe, data)
+    made = validate(Recipe, data)
+    [source] = open_sources(made).values()
+    if split not in source.splits:
+        raise UserError(
+            f"--split {split}: there is no such split in {settings.data.path}."
+            f"{did_you_mean(split, source.splits)} Choose one with --split: "
+            f"{', '.join(source.splits)}."
+        )
+    return made
 
 
 def _task_name(recipe: Recipe, task: str | None) -> str:

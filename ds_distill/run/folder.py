@@ -35,6 +35,9 @@ PROBE = ".launch-"
 PROFILE = ".profile"
 """A file in the folder of a profile, which goes when that ends, or when the next one begins."""
 
+SWEEP = "sweep.json"
+"""Of a folder that holds a sweep: the recipe of each run, which are in its folder runs/."""
+
 BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER, PROFILE}
 """What a start may leave in a folder that holds no run yet: by a kill, or a rank's failure."""
 
@@ -109,7 +112,7 @@ class RunFolder:
         if not self.holds_run():
             return []
         old = load_recipe(str(self.path / "recipe.yaml"))
-        return list(changes(old.model_dump(), recipe.model_dump()))
+        return list(changes(old.as_written(), recipe.as_written()))
 
     def _done(self, recipe: Recipe) -> set[int]:
         names = enumerate(recipe.phase_names())
@@ -335,8 +338,20 @@ def student_folder(folder: str | Path) -> Path | None:
     if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
         return None
     if not (path / "student").is_dir():
-        raise UserError(
-            f"{folder}: this run has no student yet. Finish it (ds-distill run ... --resume), or "
-            "name a model's folder."
-        )
+        raise UserError(f"{folder}: {_why_no_student(path.absolute())}")
     return path / "student"
+
+
+def _why_no_student(run: Path) -> str:
+    if not RunFolder(run).results.is_file():
+        return (
+            "this run has no student yet. Finish it (ds-distill run ... --resume), or name a "
+            "model's folder."
+        )
+    if (run.parent.parent / SWEEP).is_file():
+        return (
+            "it is a run of a sweep, which kept no models. Start the sweep with --keep in another "
+            "--folder, or run this one alone: "
+            f"{shlex.join(['ds-distill', 'run', str(run / 'recipe.yaml'), '--folder'])} FOLDER."
+        )
+    return "this run has ended without a student. Name a model's folder."

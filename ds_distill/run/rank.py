@@ -87,7 +87,8 @@ def report_and_exit(error: Exception) -> NoReturn:
     own = Failure(int(os.environ["RANK"]), socket.gethostname(), time.time(), kind, message)
     if kind == "fault" and not isinstance(error, RanksMissing):
         traceback.print_exception(error)
-    print_error(str(own) if kind == "fault" else message)
+    if kind != "stopped" or LAUNCHED not in os.environ:  # a launch says what stopped it
+        print_error(str(own) if kind == "fault" else message)
     if own.rank == 0:
         time.sleep(READ_SECONDS)
     # Other ranks may be waiting for this one: exit without waiting for them.

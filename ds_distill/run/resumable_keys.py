@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 ANY_TIME = {"timeout_minutes", "logging", "student_resident"}
 """Sections and keys that change no result."""
 
@@ -30,7 +32,7 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.key)} (was {self.was!r}, now {self.now!r})"
+        return f"{'.'.join(self.key)} (was {_as_written(self.was)}, now {_as_written(self.now)})"
 
     def to_json(self) -> dict[str, Any]:
         return {"key": ".".join(self.key), "was": self.was, "now": self.now}
@@ -54,9 +56,24 @@ class Change:
         return False
 
 
+def _as_written(value: Any) -> str:
+    """A value as a recipe has it, on one line."""
+    shown = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1_000_000)
+    line = " ".join(shown.removesuffix("\n...\n").split())
+    return line if len(line) <= 100 else f"{line[:96]} ..."
+
+
+def _names(phases: list[dict[str, Any]]) -> list[str]:
+    """Of phases as a recipe has them, with their kinds where these are others."""
+    found = [(kind, settings["name"]) for phase in phases for kind, settings in phase.items()]
+    return [kind if name in (None, kind) else f"{name} ({kind})" for kind, name in found]
+
+
 def changes(old: Any, new: Any, key: tuple[str, ...] = ()) -> Iterator[Change]:
     """The innermost keys that differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
+    if key == ("phases",) and (was := _names(old)) != (now := _names(new)):
+        yield Change(key, was, now)  # settings of other phases are not compared
+    elif isinstance(old, dict) and isinstance(new, dict):
         for inner in {**old, **new}:
             yield from changes(old.get(inner), new.get(inner), (*key, str(inner)))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

@@ -10,11 +10,8 @@ from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.phases import PHASES
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.sweep.grid import SEED, Variant
-
-ASKED = "sweep.json"
-"""Of a sweep's folder: the recipe of each run."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def _judges(recipe: Recipe) -> dict[str, str]:
 def check_folder(folder: Path, *, resume: bool) -> None:
     """Raises UserError for a folder that holds something else than a sweep to go on with."""
     refuse_links_out(folder)
-    if (folder / ASKED).is_file():
+    if (folder / SWEEP).is_file():
         if not resume:
             raise UserError(
                 f"{folder} holds a sweep. Add --resume to continue it, or give --folder."

@@ -24,14 +24,14 @@ from ds_distill.files import write_json, write_text
 from ds_distill.planning.units import duration
 from ds_distill.recipe import dump_recipe
 from ds_distill.recipe.training import Training
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.run.resumable_keys import changes
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Draws, drawn
 from ds_distill.sweep.run_processes import Child, Pool, last_phase
-from ds_distill.sweep.runs import ASKED, SweepRun
+from ds_distill.sweep.runs import SweepRun
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.table import metric_class, run_result
 
@@ -71,7 +71,7 @@ class Sweep:
         self.shared = self._shared()
         self._recipes = {run.variant.name: run.recipe.as_written() for run in runs}
         self._refuse_copies()
-        if (file := folder / ASKED).is_file():
+        if (file := folder / SWEEP).is_file():
             self._refuse_other(read_as(file, Asked, "Give another --folder.")["runs"], file)
 
     def _refuse_copies(self) -> None:
@@ -129,15 +129,19 @@ class Sweep:
         for run in self.runs:
             if run.file is not None:
                 write_text(run.file, dump_recipe(run.recipe))
-        write_json(self.path / ASKED, {"runs": self._recipes})
+        write_json(self.path / SWEEP, {"runs": self._recipes})
 
     def what_it_does(self) -> list[str]:
         """Lines that say what will be run."""
         done = sum(run.is_done for run in self.runs)
         lines = [f"{len(self.runs)} runs" + (f", {done} of them done before" if done else "")]
+        alike: dict[str, list[int]] = {}  # by the phases: how many runs share them, of each group
         for shared in self.shared:
-            names = shared.runs[0].recipe.phase_names()[: shared.phases]
-            lines.append(f"{len(shared.runs)} of them share, and run once: {', '.join(names)}")
+            names = ", ".join(shared.runs[0].recipe.phase_names()[: shared.phases])
+            alike.setdefault(names, []).append(len(shared.runs))
+        for names, runs in alike.items():
+            once = "once" if len(runs) == 1 else f"once in each of {len(runs)} groups"
+            lines.append(f"{sum(runs)} of them share, and run {once}: {names}")
         return lines
 
     def most_bytes(self, jobs: int, keep: bool) -> dict[str, int]:

@@ -107,7 +107,7 @@ def test_an_evaluation_that_cannot_be_is_refused(
         ds_distill("evaluate", long, recipe)
     with pytest.raises(UserError, match=r"no such task.*Did you mean `kind`"):
         ds_distill("evaluate", long, recipe, "--task", "kinds")
-    with pytest.raises(UserError, match="there is no split 'tset'"):
+    with pytest.raises(UserError, match="--split tset: there is no such split"):
         ds_distill("evaluate", long, recipe, "--task", "kind", "--split", "tset")
     labels = "tasks.kind.labels=[food, weather, plant]"
     with pytest.raises(UserError, match="plant"):

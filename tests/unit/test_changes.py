@@ -64,12 +64,22 @@ def test_what_may_change_is_in_the_record(overrides, folder, recipe):
         ("phases.distil.batch_size=4", r"phases\.4\.distil\.batch_size"),
         ("phases.distil.epochs=4", r"phases\.4\.distil\.epochs"),
         ("task.max_length=9", r"task\.max_length"),
-        ("deepspeed=zero1_bf16", r"deepspeed \(was 'zero1_fp32', now"),
+        ("deepspeed=zero1_bf16", r"deepspeed \(was zero1_fp32, now zero1_bf16\)"),
+        ("phases.teach-first.per_class=3", r"per_class \(was null, now 3\)"),
     ],
 )
 def test_what_changes_results_may_not(override, key, folder, recipe):
     with pytest.raises(UserError, match=key):
         folder.check_new_or_same(recipe(override), resume=True)
+
+
+def test_other_phases_are_named_as_the_recipe_has_them(folder, recipe):
+    """All settings of both were shown, as Python prints them."""
+    without = recipe().model_copy(update={"phases": recipe().phases[:1]})
+    with pytest.raises(UserError) as refused:
+        folder.check_new_or_same(without, resume=True)
+    assert "phases (was [teach-first (fine-tune), teach-second (fine-tune), " in str(refused.value)
+    assert "now [teach-first (fine-tune)])" in str(refused.value)
 
 
 def test_phases_keep_their_environments(folder, recipe):

@@ -389,6 +389,7 @@ def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(
     apart = {"x": ["a", "b"], "y": ["c", "d"]}
     [note] = notes(apart, losses, ["chosen", average])
     assert "(average)" in note and "x, y share no label" in note
+    assert "an expertise phase and the policy gate" in note, "there is none that fits a gate"
     assert notes({**apart, "z": ["b", "c"]}, losses, average) == []
     assert notes(apart, {**losses, "cross_entropy": {}}, average) == []
     assert notes(apart, losses, "gate") == []

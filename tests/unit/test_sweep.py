@@ -177,6 +177,15 @@ def test_a_recipes_seeds_are_the_settings_of_a_sweep(toy_recipe, tmp_path):
         whole.refuse_seeds("launch")
 
 
+def test_what_groups_of_runs_share_is_said_once(toy_recipe, tmp_path):
+    """It was for each seed, in the same words."""
+    arguments = ["seed=1,2", "phases.distil.epochs=1,2"]
+    runs = runs_of(str(toy_recipe), *variants(arguments), False, tmp_path / "sweep")
+    [count, shared] = Sweep(tmp_path / "sweep", runs).what_it_does()
+    assert count == "4 runs"
+    assert shared.startswith("4 of them share, and run once in each of 2 groups: teach-first, ")
+
+
 def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path):
     """An edited one would pool its runs with those before as seeds of one setting."""
     written = toy_recipe.read_text()
