@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ds_distill.cache.compare import CodecScore
@@ -46,7 +47,10 @@ def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> Non
     """
     rows = found["settings"]
     factor = 100 if metric.is_share() else 1
-    with new_figure(path, (8, 1.2 + 0.45 * len(rows))) as [axis]:
+    # In lines: a long setting would leave the scores no room.
+    names = [fill(", ".join(row["setting"]), 40) or "the recipe's" for row in rows]
+    height = 0.25 + 0.2 * (1 + max(name.count("\n") for name in names))
+    with new_figure(path, (8, 1.2 + height * len(rows))) as [axis]:
         for number, row in enumerate(rows):
             scores, mean = row["score"]["values"], row["score"]["mean"]
             dots = [factor * score for score in scores if score is not None]
@@ -71,7 +75,6 @@ def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> Non
             axis.set_xlim(
                 of_scores((factor * score for score in shown), in_percent=metric.is_share())
             )
-        names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
         axis.set_yticks(range(len(rows)), names)
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_xlabel(
