@@ -86,7 +86,14 @@ def init(
 
     made = _recipe(data, about, machine, teachers, student)
     write_text(target, made)
-    say(f"\n{made}\nWritten to {target}. Next:")
+    say(f"\n{made}\nWritten to {target}.")
+    if not teachers:
+        say(
+            f"No --teacher was named: {DEFAULT_TEACHER} is fine-tuned first, 355 million "
+            "parameters. Without a GPU that takes days: name a small one there, such as "
+            "--teacher google/bert_uncased_L-4_H-256_A-4."
+        )
+    say("Next:")
     for command in ("check", "plan", "run"):
         say(f"  ds-distill {command} {target}")
 

@@ -79,6 +79,8 @@ def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
     shapes = {name: _shape_of(name, found, reader) for name, found in values.items()}
     seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
     notes = [f"{files['train'].name} has the columns {seen}."]
+    if reader.read_as is not None:
+        notes.append(f"It is read as {reader.read_as}.")
     task, named = _task_and_columns(_Table(reader, values, shapes, options, choose))
     usual = Columns().model_dump()
     reads = [

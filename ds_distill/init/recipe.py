@@ -91,10 +91,10 @@ def recipe_text(
 ) -> str:
     """The recipe's YAML, with comments. data: its path, as it will stand there.
 
-    Raises UserError where teachers and data have other labels.
+    Raises UserError where teachers know too few of the data's labels.
     """
     teachers = read_teachers(references, guess.task)
-    labels = _labels(guess, data, teachers)
+    labels, source = _labels(guess, data, teachers)
     length, why = _max_length(guess, teachers[0])
     fresh = [one.name for one in teachers if not one.has_head]
     lines = [
@@ -104,9 +104,6 @@ def recipe_text(
         *_data_lines(guess, data),
     ]
     if labels:
-        source = (
-            "of the teachers, in their order" if any(t.labels for t in teachers) else "in train"
-        )
         lines.append(f"  labels: {_flow(labels)}  # {source}")
     if guess.task == "token-classification" and not are_entities(labels):
         lines.append("  metric: accuracy  # the tags are none of entities")
@@ -114,7 +111,8 @@ def recipe_text(
     lines += ["teachers:", *(_teacher_line(one, labels) for one in teachers)]
     lines += _student_lines(teachers[0], student)
     lines += _training_lines(guess, planned)
-    lines += ["phases:", *_phase_lines(guess, teachers, fresh)]
+    partial = any(_knows_in_part(one, labels) for one in teachers)
+    lines += ["phases:", *_phase_lines(guess, teachers, fresh, partial)]
     lines.append("# Next: batch_size, epochs, learning_rate in `training` (docs/reference.md).")
     return "\n".join(lines) + "\n"
 
@@ -134,27 +132,45 @@ def _long_line(guess: Guess) -> list[str]:
     return ["  long: split  # texts are read in windows"] if guess.task == "masked-lm" else []
 
 
-def _labels(guess: Guess, data: str, teachers: Sequence[TeacherFacts]) -> list[str]:
-    """The task's labels: the teachers', where they have names, else the data's."""
+def _labels(guess: Guess, data: str, teachers: Sequence[TeacherFacts]) -> tuple[list[str], str]:
+    """The task's labels, in the order of the first teacher that knows these; and whose they are."""
     if guess.task not in _WITH_CLASSES:
-        return []
-    source = _source(guess, data)
-    labels = source.labels
-    for one in teachers:
-        if one.labels is None:
-            continue
-        if guess.task == "token-classification":
-            unknown = [label for label in labels if label not in one.labels]
-        else:
-            unknown = sorted({*labels} ^ {*one.labels})
-        if unknown:
+        return [], ""
+    labels = _source(guess, data).labels
+    named = [one for one in teachers if one.labels is not None]
+    for one in named:
+        _refuse_strange(one, labels, all_of_them=guess.task == "multi-label")
+    knows_in_part = [one for one in named if _knows_in_part(one, labels)]
+    if len(knows_in_part) == len(teachers):
+        known = {label for one in knows_in_part for label in one.labels or ()}
+        if unknown := [label for label in labels if label not in known]:
             raise UserError(
-                f"--teacher {one.model}: its labels are {', '.join(one.labels)}, and the data "
-                f"have {', '.join(labels)}: not in both are {', '.join(unknown)}. Rename them in "
-                "the data, or write the recipe by hand with teachers.NAME.labels."
+                f"{data}: no teacher knows {', '.join(unknown)}. Give a --teacher that does, or "
+                "one without a head, which is fine-tuned; or take these rows out."
             )
-    ordered = next((one.labels for one in teachers if one.labels is not None), None)
-    return labels if ordered is None else ordered
+    # A tagger may know types that the data do not have.
+    more = guess.task == "token-classification"
+    for own in (one.labels for one in named if one.labels is not None):
+        if {*own} == {*labels} or (more and {*own} > {*labels}):
+            return own, "of the teachers, in their order"
+    return labels, "in train"
+
+
+def _knows_in_part(teacher: TeacherFacts, labels: Sequence[str]) -> bool:
+    return teacher.labels is not None and not {*labels} <= {*teacher.labels}
+
+
+def _refuse_strange(teacher: TeacherFacts, labels: Sequence[str], *, all_of_them: bool) -> None:
+    """Raises UserError for a teacher of other labels than the data's. One that knows two of them
+    says which it takes for likelier. all_of_them: a part of them is none."""
+    own = teacher.labels or []
+    common = {*labels} & {*own}
+    if len(common) < 2 or (all_of_them and len(common) < len(labels)):
+        raise UserError(
+            f"--teacher {teacher.model}: its labels are {', '.join(own)}, and the data have "
+            f"{', '.join(labels)}: not in both are {', '.join(sorted({*labels} ^ {*own}))}. Rename "
+            "them in the data, or write the recipe by hand with teachers.NAME.labels."
+        )
 
 
 def _source(guess: Guess, data: str) -> Source:
@@ -174,6 +190,11 @@ def _teacher_line(one: TeacherFacts, labels: Sequence[str]) -> str:
             mapped = as_yaml(dict(zip(names, labels, strict=True)))
             line = f"  {one.name}:\n    model: {_flow(one.model)}\n    labels: {mapped}"
             return f"{line}  # guessed: its outputs have no names"
+    if one.labels is not None and one.labels != [*labels]:
+        known = {name: name if name in labels else None for name in one.labels}
+        count = sum(label is not None for label in known.values())
+        line = f"  {one.name}:\n    model: {_flow(one.model)}\n    labels: {as_yaml(known)}"
+        return f"{line}  # it knows {count} of the {len(labels)} labels"
     if not one.has_head:
         line += "  # has no head of the task: the first phase fine-tunes it"
     return line
@@ -207,7 +228,10 @@ def _training_lines(guess: Guess, planned: Planned | None) -> list[str]:
     return [*lines, f"deepspeed: {planned.deepspeed}  # {planned.why}"]
 
 
-def _phase_lines(guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence[str]) -> list[str]:
+def _phase_lines(
+    guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence[str], partial: bool
+) -> list[str]:
+    """partial: whether a teacher knows some of the labels."""
     lines = []
     if fresh:
         lines.append(f"  - fine-tune: {{models: {_flow(list(fresh))}}}")
@@ -222,8 +246,10 @@ def _phase_lines(guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence
         lines.append("  - expertise: {split: validation}  # which teacher knows what")
         routing = "routing: chosen, "
     elif len(teachers) > 1:
-        routing = "routing: average, "
+        routing = f"routing: {'{policy: average, mix: losses}' if partial else 'average'}, "
     terms = TERMS.get(guess.task, _KL)
+    if partial and not routed:  # which teacher's label a text has, the data's labels say
+        terms += ", cross_entropy: {}"
     lines.append(f"  - distil: {{{of}{routing}losses: {{{terms}}}}}")
     if guess.task != "masked-lm":
         lines.append("  # The same student on labels alone: what the teachers are worth.")

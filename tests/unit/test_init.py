@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from transformers import AutoConfig
 from typer.testing import CliRunner, Result
 
 from ds_distill.cli import app
+from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
 
 SIZES = {"train": 60, "validation": 40, "test": 40}
@@ -229,6 +231,94 @@ def test_what_cannot_be_known_is_asked(models: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a kind of data file"):
         ds_distill("init", tmp_path / "odd.pdf", *teacher)
     assert not (tmp_path / "made.yaml").exists()
+
+
+@pytest.mark.parametrize("splits", [SIZES, {"train": 60, "test": 40}])
+def test_teachers_that_know_a_part_of_the_labels_say_which(
+    splits: dict[str, int], models: Path, tmp_path: Path
+) -> None:
+    """They were refused, though a recipe can have them; without validation, nothing is routed."""
+    both = [TOY_LABELS[:2], [*TOY_LABELS[1:], "sports"]]
+    for name, own in zip(("some", "others"), both, strict=True):
+        shutil.copytree(models / "first", tmp_path / name)
+        config = AutoConfig.from_pretrained(tmp_path / name)
+        config.id2label = dict(enumerate(own))
+        config.label2id = {label: number for number, label in enumerate(own)}
+        config.save_pretrained(tmp_path / name)
+    data, file = write(tmp_path / "data", ticket, "csv", splits), tmp_path / "made.yaml"
+    teachers = [f"--teacher={tmp_path / name}" for name in ("some", "others")]
+    with pytest.raises(UserError, match="no teacher knows weather"):
+        ds_distill("init", data, teachers[0], "--output", file)
+    assert ds_distill("init", data, *teachers, "--output", file).exit_code == 0
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["task"]["labels"] == sorted(TOY_LABELS)
+    assert [teacher["labels"] for teacher in recipe["teachers"].values()] == [
+        {"animal": "animal", "food": "food"},
+        {"food": "food", "weather": "weather", "sports": None},
+    ]
+    distil = next(phase["distil"] for phase in recipe["phases"] if "distil" in phase)
+    if splits is SIZES:
+        assert distil["routing"] == "chosen"
+    else:
+        assert distil["routing"] == {"policy": "average", "mix": "losses"}
+        assert "cross_entropy" in distil["losses"]
+    checked = ds_distill("check", file)
+    assert "no mistakes found" in checked.output and "leaves open" not in checked.output
+
+
+def test_lines_of_conll_are_sentences(models: Path, tmp_path: Path) -> None:
+    """A file of them was taken for a table of words with labels."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, size in SIZES.items():
+        sentences = [
+            "Anna\tNN\tB-PER\nsleeps\tVB\tO\n",
+            "-DOCSTART-\t-X-\tO\n\nin\tIN\tO\nNew\tNN\tB-LOC\nYork\tNN\tI-LOC\n",
+        ] * size
+        (folder / f"{split}.tsv").write_text("\n".join(sentences))
+    file = tmp_path / "made.yaml"
+    made = ds_distill("init", folder, "--teacher", models / "encoder", "--output", file)
+    assert "It is read as a word and its tag on each line, as CoNLL has them." in made.output
+    assert yaml.safe_load(file.read_text())["task"]["type"] == "token-classification"
+    assert "no mistakes found" in ds_distill("check", file).output
+    rows = [row for _, row in open_file(folder / "test.tsv").rows([])]
+    assert rows[:2] == [
+        {"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]},
+        {"tokens": ["in", "New", "York"], "tags": ["O", "B-LOC", "I-LOC"]},
+    ]
+
+
+def test_semicolons_separate_where_the_header_has_no_comma(models: Path, tmp_path: Path) -> None:
+    lines = [f"{TOY_LABELS[n % 3]};{text(n, random.Random(n))}, or so" for n in range(60)]
+    data, file = tmp_path / "all.csv", tmp_path / "made.yaml"
+    data.write_text("\n".join(["queue;Body", *lines]))
+    made = ds_distill("init", data, "--teacher", models / "encoder", "--output", file)
+    assert "It is read as values between semicolons." in made.output
+    columns = yaml.safe_load(file.read_text())["task"]["data"]["columns"]
+    assert columns == {"text": "Body", "label": "queue"}
+    assert "no mistakes found" in ds_distill("check", file).output
+    data.write_text("text;or so,label\na,b\n")
+    assert open_file(data).columns() == ["text;or so", "label"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_squads_nested_form_is_refused_with_the_way_out(
+    indent: int | None, models: Path, tmp_path: Path
+) -> None:
+    question = {"question": "who?", "id": "1", "answers": [{"text": "b", "answer_start": 2}]}
+    paragraphs = [{"context": "a b", "qas": [question]}]
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}, indent=indent))
+    with pytest.raises(UserError, match=r"SQuAD's nested form .* question, context and answers"):
+        ds_distill("init", file, "--teacher", models / "encoder")
+
+
+def test_a_large_teacher_that_nobody_named_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path / "data", ticket, "csv")
+    monkeypatch.chdir(tmp_path)
+    assert "Without a GPU that takes days: name a small one" in ds_distill("init", data).output
 
 
 @pytest.mark.parametrize(

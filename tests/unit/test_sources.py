@@ -292,7 +292,7 @@ BAD_FILES = {
     "labels here and there": ("a.jsonl", GOOD + b'{"text": "b"}\n', ["a.jsonl:2:", "no label"]),
     "label in csv": ("a.csv", b"text,label\na,joy\nb,2\n", ["a.csv:3:", "'2'"]),
     "no label in csv": ("a.csv", b"text,label\na,joy\nb,\n", ["a.csv:3:", "no label"]),
-    "csv header": ("a.csv", b"text;label\na;joy\n", ["a.csv", "'text'", "text;label"]),
+    "csv header": ("a.csv", b"text|label\na|joy\n", ["a.csv", "'text'", "text|label"]),
     "csv column twice": ("a.csv", b"text,label,text\na,joy,b\n", ["a.csv:1:", "twice"]),
     "csv too many": ("a.csv", b"text,label\na, b,joy\n", ["a.csv:2:", "3 values", "quotes"]),
     "csv open quote": ("a.csv", b'text,label\na,joy\n"b,joy\nc,joy\n', ["a.csv:3:", "quote"]),

@@ -17,6 +17,7 @@ from ds_distill.data.readers.base import (
     write_names,
     write_rows,
 )
+from ds_distill.data.readers.conll import Conll, is_conll
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
@@ -60,11 +61,15 @@ def open_file(path: Path, kept: Path | None = None) -> Reader:
         ".jsonl": partial(JsonLines, kept=kept),
         ".json": partial(JsonLines, kept=kept),
         ".csv": Csv,
-        ".tsv": Tsv,
+        ".tsv": _tsv_or_conll,
         ".parquet": Parquet,
         ".txt": TextLines,
     }
     return kinds[ending.removesuffix(".gz")](path)
+
+
+def _tsv_or_conll(path: Path) -> Reader:
+    return Conll(path) if is_conll(table := Tsv(path)) else table
 
 
 def file_suffix(path: Path) -> str | None:

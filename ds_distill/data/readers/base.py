@@ -37,6 +37,11 @@ class Reader(ABC):
     declares_names = False
     """Whether the format can have names of class ids; see `label_names`."""
 
+    @property
+    def read_as(self) -> str | None:
+        """How it is read, where the name's ending does not tell."""
+        return None
+
     @abstractmethod
     def columns(self) -> list[str]:
         """Names of the columns. Raises UserError when the file is empty or unreadable."""

@@ -6,8 +6,10 @@ import codecs
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,9 @@ from ds_distill.process.activity import mark
 
 VERSION = 1
 """Part of the names of files of columns: raise it when the same rows have others."""
+
+_SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[.*"paragraphs"', re.S)
+"""How SQuAD's files begin, which are one object."""
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How files in UTF-16 begin."""
@@ -58,15 +63,19 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
         raise UserError(f"{name}: cannot be read: {error}. Copy or make the file again.") from error
 
 
-class _LinesFile(FileReader):
-    def _lines(self) -> Iterator[tuple[int, str]]:
+class LinesFile(FileReader):
+    def lines(self) -> Iterator[tuple[int, str]]:
         """See `lines_of`."""
+        with self.open() as file:
+            yield from lines_of(file, self.name)
+
+    def open(self) -> IO[bytes]:
+        """Its bytes, of a gzip file those that were compressed."""
         compressed = self.path.suffix == ".gz"
-        with gzip.open(self.path) if compressed else self.path.open("rb") as file:
-            yield from lines_of(cast(IO[bytes], file), self.name)
+        return cast(IO[bytes], gzip.open(self.path) if compressed else self.path.open("rb"))
 
 
-class JsonLines(_LinesFile):
+class JsonLines(LinesFile):
     """One JSON object a line, plain or gzip. Its columns are the keys of all its rows: any row may
     lack one."""
 
@@ -130,6 +139,7 @@ class JsonLines(_LinesFile):
             yield pa.Table.from_batches([batch])
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        self._refuse_squad()
         wanted = set(columns)
 
         def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -141,7 +151,7 @@ class JsonLines(_LinesFile):
                         raise ValueError(f"key {name!r} stands twice")
             return row
 
-        for number, line in self._lines():
+        for number, line in self.lines():
             if not line.strip():
                 continue
             location = f"{self.path}:{number}"
@@ -163,8 +173,21 @@ class JsonLines(_LinesFile):
                 )
             yield location, row
 
+    def _refuse_squad(self) -> None:
+        head = ""
+        with suppress(OSError, EOFError, zlib.error), self.open() as file:  # told by `lines`
+            head = file.read(1 << 12).decode("utf-8-sig", errors="replace")
+        if _SQUAD.match(head):
+            raise UserError(
+                f"{self.path}: is one object, in SQuAD's nested form (data, paragraphs, qas). "
+                "Write a line for each question, with the keys question, context and answers, a "
+                "list of {text, start}: `jq -c '.data[].paragraphs[] | .context as $c | .qas[] | "
+                "{question, context: $c, answers: [.answers[] | {text, start: .answer_start}]}' "
+                f"{self.path.name} > train.jsonl`."
+            )
 
-class TextLines(_LinesFile):
+
+class TextLines(LinesFile):
     """One text a line, plain or gzip: the column `text`. Blank lines are left out, and white
     space around a text."""
 
@@ -178,21 +201,30 @@ class TextLines(_LinesFile):
             yield pa.Table.from_pylist(batch, pa.schema([("text", pa.string())]))
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, line in self._lines():
+        for number, line in self.lines():
             if text := line.strip():
                 yield f"{self.path}:{number}", {"text": text}
 
 
-class Csv(_LinesFile):
-    """Comma-separated values with a header, plain or gzip; all values are text."""
+class Csv(LinesFile):
+    """Comma-separated values with a header, plain or gzip; all values are text. Where the header
+    has semicolons and no comma, as of spreadsheets in many countries, they are what separates."""
 
     numbers_are_text = True
-    delimiter = ","
     quoted = True
     advice = (
         "Put a text that holds commas, quotes or line breaks in double quotes, and double each "
         "quote inside."
     )
+
+    @cached_property
+    def delimiter(self) -> str:
+        header = next((line for _, line in self.lines() if line.strip()), "")
+        return ";" if ";" in header and "," not in header else ","
+
+    @property
+    def read_as(self) -> str | None:
+        return "values between semicolons" if self.delimiter == ";" else None
 
     def columns(self) -> list[str]:
         for _, names in self._records():
@@ -230,7 +262,7 @@ class Csv(_LinesFile):
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, values) of the records, the header first; empty lines left out."""
         number = size = 0
-        lines = self._lines()
+        lines = self.lines()
 
         def text() -> Iterator[str]:
             nonlocal number, size

@@ -1,0 +1,75 @@
+"""The form of CoNLL: a word and its tag on each line, a blank line between sentences, no header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from ds_distill.data.readers.base import BATCH
+from ds_distill.data.readers.text import LinesFile, Tsv
+from ds_distill.errors import UserError
+from ds_distill.recipe.tags import OUTSIDE
+
+LINES = 1000
+"""Of a file, that tell whether it has this form."""
+
+_TAG = re.compile(rf"{OUTSIDE}|[BI]-\S+")
+_DOCUMENT = "-DOCSTART-"
+_SCHEMA = pa.schema([("tokens", pa.list_(pa.string())), ("tags", pa.list_(pa.string()))])
+
+
+def is_conll(file: Tsv) -> bool:
+    """Whether every line, the first one too, has a tag behind its last tab, and blank lines are
+    between: a header, or a table with a column of such labels, has not."""
+    lines = [line.strip("\r\n") for _, line in islice(file.lines(), LINES)]
+    words = [line for line in lines if line.strip()]
+    return 0 < len(words) < len(lines) and all(
+        "\t" in line and _TAG.fullmatch(line.rpartition("\t")[2]) for line in words
+    )
+
+
+class Conll(LinesFile):
+    """Sentences as rows: the list of words in column `tokens`, of their tags in `tags`. Of other
+    columns between a word and its tag, such as parts of speech, nothing is read."""
+
+    @property
+    def read_as(self) -> str:
+        return "a word and its tag on each line, as CoNLL has them"
+
+    def columns(self) -> list[str]:
+        return ["tokens", "tags"]
+
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        # The exact way is fast enough, as of plain text.
+        rows = self.rows(columns)
+        while batch := [row for _, row in islice(rows, BATCH)]:
+            yield pa.Table.from_pylist(batch, _SCHEMA)
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        tokens: list[str] = []
+        tags: list[str] = []
+        start = 1
+        for number, raw in self.lines():
+            line = raw.strip("\r\n")
+            if not line.strip():
+                if tokens:
+                    yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
+                tokens, tags = [], []
+                continue
+            word, *_, tag = fields if len(fields := line.split("\t")) > 1 else (line, "")
+            if not _TAG.fullmatch(tag):
+                raise UserError(
+                    f"{self.path}:{number}: not a word, a tab and a tag ({OUTSIDE}, B-TYPE or "
+                    "I-TYPE), as the lines before are. Correct the line."
+                )
+            if word == _DOCUMENT:
+                continue
+            start = start if tokens else number
+            tokens.append(word)
+            tags.append(tag)
+        if tokens:
+            yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
