@@ -126,8 +126,9 @@ def command_line(*arguments: str | Path) -> Result:
 
 def test_one_run_of_several_seeds_is_refused(recipe: Path, tmp_path: Path) -> None:
     folder = ["--folder", tmp_path / "run"]
+    (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
     for command in (
-        ["launch", recipe, "--hostfile", "hosts", *folder],
+        ["launch", recipe, "--hostfile", tmp_path / "hosts", *folder],
         ["launch", recipe, "--num-gpus", "2", "--until", "cache", *folder],
         ["run", recipe, "--until", "cache", *folder],
         ["cache", "build", recipe, *folder],
