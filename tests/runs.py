@@ -201,12 +201,12 @@ def curves(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def others(folder: Path) -> list[tuple[Any, ...]]:
-    """The other events, without times."""
+    """The other events, without times, and without the starts: a resume tells a phase's anew."""
     names = ("step", "epoch", "accuracy", "model")
     return [
         (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
         for event in events(folder)
-        if event["event"] != "train"
+        if event["event"] not in ("train", "start")
     ]
 
 
