@@ -88,6 +88,24 @@ class Examples:
         return strata_of(self.counted_labels, offsets)
 
     @property
+    def is_first(self) -> np.ndarray:
+        """Whether each example is the first window of its text or question, or the whole of it:
+        bool [N]."""
+        windows = self.words if self.windows is None else self.windows
+        first = np.full(len(self), windows is None)
+        if windows is not None:
+            first[windows.firsts] = True
+        return first
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For records: how many `examples` there are, each once, and how many `windows` they are
+        read in, where those are more."""
+        examples = int(self.is_first.sum())
+        windows = {"windows": len(self)} if len(self) > examples else {}
+        return {"examples": examples, **windows}
+
+    @property
     def labelled(self) -> np.ndarray:
         """Whether each example has labels: bool [N]."""
         labels = self.labels if self.words is None else self.labels[self.words.offsets[:-1]]

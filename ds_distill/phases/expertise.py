@@ -91,7 +91,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     run.world.barrier()
     return {
         "split": phase.split,
-        "examples": len(examples),
+        **examples.counts,
         "teachers": list(signals),
         "left_out": left_out,
         **fitted.to_record(),

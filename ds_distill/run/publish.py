@@ -93,8 +93,8 @@ def cache_savings(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]
 
 
 def _examples_read(trained: dict[str, Any], batch_size: int) -> int:
-    """How many examples a training has read, those of each epoch anew."""
-    examples: int = trained["examples"]
+    """How many examples, or windows of them, a training has read, those of each epoch anew."""
+    examples: int = trained.get("windows", trained["examples"])
     epochs, steps = divmod(trained["steps"], -(-examples // batch_size))
     return epochs * examples + steps * batch_size
 

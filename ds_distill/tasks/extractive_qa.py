@@ -95,13 +95,6 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
     def finite(self, predictions: Answers) -> torch.Tensor:
         return torch.from_numpy(predictions.finite)
 
-    def counted(self, examples: Examples) -> np.ndarray:
-        """The first window of each question that has right answers."""
-        assert examples.windows is not None
-        first = np.zeros(len(examples), dtype=bool)
-        first[examples.windows.firsts] = True
-        return first & examples.labelled
-
     def scored(self, predictions: Answers, examples: Examples) -> AnswerPredictions:
         assert examples.windows is not None
         firsts = examples.windows.firsts

@@ -161,9 +161,10 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def finite(self, predictions: Predictions) -> torch.Tensor:
         """Whether a model's outputs for each row are finite: bool [R]; see `Examples`."""
 
-    @abstractmethod
     def counted(self, examples: Examples) -> np.ndarray:
-        """Which examples metrics count, such as the labelled ones: bool [N]."""
+        """Which examples metrics count: those that are labelled, once where they are several
+        windows; bool [N]."""
+        return examples.is_first & examples.labelled
 
     def scored_words(self, examples: Examples) -> Any:
         """Which words of a split are scored, where keys and labels of the examples that count say

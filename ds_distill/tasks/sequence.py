@@ -41,9 +41,6 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
     def finite(self, predictions: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions).all(axis=1))
 
-    def counted(self, examples: Examples) -> np.ndarray:
-        return examples.labelled
-
     def training_labels(self, data: TaskData, examples: Examples) -> tuple[str, np.ndarray]:
         """The labels of train, each once, and its name; where it has none, those of the evaluated
         examples: no constant answer is right more often."""

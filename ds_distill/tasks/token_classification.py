@@ -54,13 +54,6 @@ class TokenClassificationKind(OneLabelKind):
         schema = super().signal_schema(phase, config, codec, label_map)
         return schema.model_copy(update={"mask_variants": 1})
 
-    def counted(self, examples: Examples) -> np.ndarray:
-        """The first window of each text that has tags."""
-        assert examples.words is not None
-        first = np.zeros(len(examples), dtype=bool)
-        first[examples.words.firsts] = True
-        return first & examples.labelled
-
     def scored_words(self, examples: Examples) -> str | None:
         """A hash of which words are scored as a model predicts them, where some count as O: other
         models of a recipe, or another length, leave out others."""

@@ -379,7 +379,7 @@ class _Training:
                 "output": output,
                 **({"together": together} if len(together) > 1 else {}),
                 "split": job.settings.split,
-                "examples": len(job.examples),
+                **job.examples.counts,
                 **({"pairs": True} if job.examples.pairs else {}),
                 "steps": self.progress.step,
                 "choosing": choosing(job, self.progress, output),

@@ -74,7 +74,7 @@ def choosing(job: Job, progress: Progress, output: str) -> dict[str, Any] | None
         return None
     return {
         "split": CHOOSING_SPLIT,
-        "examples": job.validation.examples,
+        **job.validation.counts,
         "keep": job.settings.keep,
         "metric": job.validation.metric.name,
         "score": progress.best_scores.get(output),

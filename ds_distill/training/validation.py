@@ -19,7 +19,8 @@ from ds_distill.run.run import Run
 class Validation:
     """The choosing examples of a training, and how to score its student on them."""
 
-    examples: int
+    counts: dict[str, int]
+    """How many they are; see `Examples.counts`."""
     metric: MetricClass
     """The task's, which chooses the epoch."""
     score: Callable[[Engine], dict[str, dict[str, float | None]]]
@@ -61,4 +62,4 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
             }
         )
 
-    return Validation(len(examples), metric_of(run.task), score)
+    return Validation(examples.counts, metric_of(run.task), score)

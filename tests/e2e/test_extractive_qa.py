@@ -29,12 +29,15 @@ from tests.toys import TOY_FILLERS, TOY_WORDS
 ASKED = {"we saw": "animal", "they had": "food"}
 TASK: dict[str, Any] = {"type": "extractive-qa", "max_length": 32, "stride": 8}
 
+SIZES = {"train": 240, "validation": 20, "test": 60, "transfer": 200}
+"""Questions of each split."""
+
 
 def write_task(folder: Path) -> Path:
     """A context has an animal and a food, and some are two words; a question asks for one."""
     folder.mkdir()
     draw = random.Random(0)
-    for split, size in {"train": 240, "validation": 20, "test": 60, "transfer": 200}.items():
+    for split, size in SIZES.items():
         rows = []
         for number in range(size):
             count = draw.randint(24, 40) if number % 10 == 0 else draw.randint(2, 8)
@@ -107,6 +110,8 @@ def test_scores_are_of_questions(run: Path) -> None:
     assert {model["examples"] for model in models.values()} == {60}
     assert {model["windows"] for model in models.values()} == {record["baseline"]["windows"]}
     assert models["first"]["windows"] > 60
+    uses = json.loads((run / "results.json").read_text())["uses"]
+    assert {(use["split"], use["examples"]) for use in uses} == set(SIZES.items()), "no windows"
     assert models["first"]["squad_f1"] > 0.7 > record["baseline"]["squad_f1"] + 0.4
     assert models["student"]["squad_f1"] > 0.4
     for model in models.values():

@@ -454,7 +454,7 @@ def test_intervals_are_over_questions(tmp_path: Path, tiny_models: dict[str, Pat
     low, high = paired_interval(right, wrong, metric)
     assert low <= 0.0 and high == 1.0
     firsts = examples.words.firsts  # type: ignore[union-attr]
-    assert firsts.tolist() == [0, 2]
+    assert firsts.tolist() == [0, 2] and examples.counts == {"examples": 2, "windows": 3}
     part = examples.at(np.array([2]))
     assert part.words.answers.tolist() == [[1, 0, 4]]  # type: ignore[union-attr]
     alone = SpanPredictions(right.logits[-1:], part.labels, part.words, SPAN_TAGS)  # type: ignore

@@ -314,6 +314,8 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     examples, collate = collator(tmp_path / "data", tiny_models["toy"])
     assert examples.windows is not None and examples.windows.firsts.tolist() == [0, 1]
     last = len(examples) - 1
+    assert examples.counts == {"examples": 2, "windows": len(examples)}, "as records say"
+    assert examples.at(np.array([0])).counts == {"examples": 1}
     counted = ExtractiveQAKind(ExtractiveQA(data={"path": "data"}), []).counted(examples)
     assert np.flatnonzero(counted).tolist() == [0, 1], "metrics are of questions"
     batch = collate(np.array([last, 0, 1]))

@@ -857,6 +857,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     assert report["words_without_token"] == dropped > 0
     keys = torch.from_numpy(word_keys([row["tokens"] for row in rows]))
     firsts = np.flatnonzero(kind.counted(examples))
+    assert examples.counts == {"examples": 5, "windows": len(examples)}
     groups = numbered_keys(examples.group_keys.numpy())
     assert isinstance(examples.words, TextWindows)
     assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
