@@ -14,6 +14,7 @@ from ds_distill.cli.loading import execute_recipe
 from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_options
 from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions
+from ds_distill.process.identity import get_rank, get_world_size
 from ds_distill.process.terminal import say
 
 cache_app = typer.Typer(
@@ -50,7 +51,7 @@ def cache_build(
     default = Path("runs") / loaded.name
     if worker:
         _check_workers(loaded, caches[-1])
-        if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if folder is None and get_world_size() > 1:
             raise UserError("--worker: the ranks of a launcher share a folder: name it by --folder")
         default = default.with_name(f"{loaded.name}-{socket.gethostname()}-{os.getpid()}")
     from ds_distill.run.folder import RunFolder
@@ -62,7 +63,7 @@ def cache_build(
         launch_build(given.arguments(), loaded, run_folder, options)
     else:
         execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
-    if worker and folder is None and os.environ.get("RANK", "0") == "0":
+    if worker and folder is None and get_rank() == 0:
         shutil.rmtree(run_folder.path, ignore_errors=True)  # what it made lies in the cache
 
 

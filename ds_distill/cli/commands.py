@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +40,7 @@ from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.errors import UserError, refuse
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.process.activity import announced
-from ds_distill.process.signals import is_rank
+from ds_distill.process.identity import get_rank, is_rank
 from ds_distill.process.terminal import say
 
 UntilOption = Annotated[
@@ -118,7 +117,7 @@ def run(
         return
     first = None if until is None else phases_until(loaded, until)
     execute_recipe(loaded, path, resume=resume, first=first)
-    if push_to_hub is not None and os.environ.get("RANK", "0") == "0":
+    if push_to_hub is not None and get_rank() == 0:
         try:
             push(path, push_to_hub)
         except UserError as error:

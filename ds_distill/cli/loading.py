@@ -14,7 +14,8 @@ from typing import Any, TextIO
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.process.garbage_collection import without_garbage_collection
-from ds_distill.process.signals import Stopped, exit_on_signal, is_rank, print_error
+from ds_distill.process.identity import get_rank, get_world_size, is_rank
+from ds_distill.process.signals import Stopped, exit_on_signal, print_error
 from ds_distill.process.terminal import say
 
 
@@ -83,7 +84,7 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
 
             runs = execute(recipe, path, resume=resume, first=first)
     except Stopped as error:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if get_world_size() > 1:
             raise
         print_error(f"{error}. {message()}")
         sys.exit(error.exit_code)
@@ -96,7 +97,7 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
             f"no space left on the disk while writing {file}. Finished work is saved: free "
             f"some space, then run the same command{option}."
         ) from error
-    if os.environ.get("RANK", "0") == "0" and first is None:
+    if get_rank() == 0 and first is None:
         say(f"\nReport   {path / 'report.html'}")
         say(f"Results  {path / 'results.json'}")
         if RunFolder(path).student.is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from ds_distill.cli.loading import quiet_libraries, write_json_output
 from ds_distill.cli.options import Given, Overrides, SmallOption
+from ds_distill.process.identity import get_rank, get_world_size
 from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
 
@@ -88,8 +88,8 @@ def _trainings(
 
     splits = {task: source.splits for task, source in open_sources(whole).items()}
     short = given.load(more=shortening(whole, steps, splits))
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if os.environ.get("RANK", "0") == "0":
+    ranks = get_world_size()
+    if get_rank() == 0:
         sentence = (
             f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
             "up, on few examples. What it says of their quality means nothing."

@@ -21,6 +21,7 @@ from deepspeed.accelerator import get_accelerator
 
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark_waiting
+from ds_distill.process.identity import get_rank, get_world_size, is_rank
 from ds_distill.process.ports import free_port
 from ds_distill.process.rendezvous import Rendezvous
 
@@ -47,7 +48,7 @@ class World:
         limit: seconds after which a rank that waits for another one in a collective gives up.
         """
         global _rendezvous
-        if "RANK" not in os.environ:
+        if not is_rank():
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         # DeepSpeed calls collectives by deprecated names, once per step.
@@ -70,7 +71,7 @@ class World:
                 backend = accelerator.communication_backend_name()
                 # A watchdog at `limit` knows which rank is behind, and has the first word.
                 timeout = timedelta(seconds=limit + 60)
-                rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+                rank, size = get_rank(), get_world_size()
                 if size > 1:
                     _rendezvous = rendezvous or Rendezvous.join(limit)
                     torch.distributed.init_process_group(

@@ -1,4 +1,5 @@
-"""A process by a name that holds on other hosts and after its process id was given again."""
+"""This process among the ranks that a launcher started; a process by a name that holds on other
+hosts and after its process id was given again."""
 
 from __future__ import annotations
 
@@ -19,6 +20,21 @@ LAUNCHED = "DS_DISTILL_LAUNCHED"
 the launch ends, for any reason. Its value is a name of that launch."""
 HOST = "DS_DISTILL_HOST"
 """Environment variable of ranks: the name by which `ds-distill launch` has reached their host."""
+
+
+def is_rank() -> bool:
+    """Whether a launcher started this process as a rank."""
+    return "RANK" in os.environ
+
+
+def get_rank() -> int:
+    """The rank that a launcher gave this process, before ranks have met; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def get_world_size() -> int:
+    """How many ranks the launcher has started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if is_rank() else 1
 
 
 @dataclass(frozen=True)

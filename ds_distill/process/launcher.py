@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ds_distill.process.identity import LAUNCHED
+from ds_distill.process.identity import LAUNCHED, is_rank
 
 _TORCHRUN, _DEEPSPEED = "TORCHELASTIC_RUN_ID", "CROSS_SIZE"
 """Variables that they, and no other launchers, set for ranks."""
@@ -25,7 +25,7 @@ def end_with_launcher() -> None:
     """To be called as early as possible: of a launcher that ends before, nothing is known. Both
     start ranks in their main thread; of others that is not known, and the kernel's signal comes at
     the end of a thread."""
-    if "RANK" not in os.environ or LAUNCHED in os.environ:
+    if not is_rank() or LAUNCHED in os.environ:
         return
     if _TORCHRUN not in os.environ and _DEEPSPEED not in os.environ:
         return

@@ -19,7 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ds_distill.errors import first_line
 from ds_distill.process.activity import Tell
-from ds_distill.process.identity import ProcessId
+from ds_distill.process.identity import ProcessId, get_rank, get_world_size
 
 FAILURE = "failure"
 """Key of the first failure of any rank in the store."""
@@ -55,7 +55,7 @@ class Rendezvous:
 
         Raises RanksMissing, with the names of those that did not come.
         """
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank, size = get_rank(), get_world_size()
         deadline = time.monotonic() + limit
         store = _open(rank, deadline, limit)
         store.set(f"process/{rank}", json.dumps(asdict(ProcessId.of_this())))

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ds_distill.process.identity import LAUNCHED
+from ds_distill.process.identity import LAUNCHED, is_rank
 from ds_distill.process.lock import release_all
 from ds_distill.process.terminal import message as shown
 
@@ -88,11 +88,6 @@ def same_command(*more: str) -> str:
     """This process's command as a user types it, with those of `more` that it lacks."""
     given = sys.argv[1:]
     return shlex.join(["ds-distill", *given, *(option for option in more if option not in given)])
-
-
-def is_rank() -> bool:
-    """Whether a launcher started this process as a rank."""
-    return "RANK" in os.environ
 
 
 class Stopped(Exception):

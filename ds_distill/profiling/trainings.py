@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +15,7 @@ from ds_distill.files import write_text
 from ds_distill.planning.gpus import GPUS, Device, find_device, own_gpu
 from ds_distill.planning.plan import Placement
 from ds_distill.planning.planner import Planner
+from ds_distill.process.identity import get_rank
 from ds_distill.process.lock import FolderLock, Locked
 from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
@@ -100,7 +100,7 @@ def profile_trainings(
     training = [n for n, phase in enumerate(short.phases) if isinstance(phase, TrainingPhase)]
     if not training:
         raise UserError(f"{short.name}: no phase trains, so there is nothing to profile.")
-    is_main = os.environ.get("RANK", "0") == "0"
+    is_main = get_rank() == 0
     profiler = Profiler(trace if is_main else None)
     with _folder_of_main(short, work) if is_main else nullcontext():
         with timed_collectives():

@@ -20,10 +20,10 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
 from ds_distill.process.failures import Failure, Kind, first_failure, record_failure
-from ds_distill.process.identity import LAUNCHED
+from ds_distill.process.identity import LAUNCHED, get_rank, get_world_size, is_rank
 from ds_distill.process.lock import Locked, release_all
 from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost
-from ds_distill.process.signals import Stopped, is_rank, print_error
+from ds_distill.process.signals import Stopped, print_error
 from ds_distill.process.watchdog import GRACE_SECONDS, Watchdog
 
 Report = Literal["own", "printed", "silent"]
@@ -51,12 +51,12 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
 
     Raises OtherRankFailed in place of an error that another rank's failure has led to.
     """
-    if not is_rank() or (os.environ["WORLD_SIZE"] == "1" and LAUNCHED not in os.environ):
+    if not is_rank() or (get_world_size() == 1 and LAUNCHED not in os.environ):
         yield World.start()
         return
     rank = _Rank(folder)
     try:
-        if int(os.environ["WORLD_SIZE"]) == 1:
+        if get_world_size() == 1:
             yield World.start()
             return
         rendezvous = World.rendezvous_of_group() or Rendezvous.join(limit)
@@ -84,7 +84,7 @@ def report_and_exit(error: Exception) -> NoReturn:
         time.sleep(READ_SECONDS + 1)
         os._exit(error.failure.exit_code)
     kind, message = _kind(error)
-    own = Failure(int(os.environ["RANK"]), socket.gethostname(), time.time(), kind, message)
+    own = Failure(get_rank(), socket.gethostname(), time.time(), kind, message)
     if kind == "fault" and not isinstance(error, RanksMissing):
         traceback.print_exception(error)
     if kind != "stopped" or LAUNCHED not in os.environ:  # a launch says what stopped it
@@ -99,7 +99,7 @@ class _Rank:
     """This rank, when something fails."""
 
     def __init__(self, folder: Path) -> None:
-        self.number = int(os.environ["RANK"])
+        self.number = get_rank()
         self.watchdog: Watchdog | None = None
         self._folder = folder
         self._since = time.time() - 60  # clocks of hosts differ
