@@ -348,14 +348,13 @@ def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
 def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, str]]:
     """Teachers that a phase of a task of words runs after they were trained on another such task:
     that task, and the phase."""
-    tasks = recipe.tasks_by_name
     found: dict[str, tuple[str, str]] = {}
-    for step in steps(recipe) if tasks[task].of_words else ():
+    for step in steps(recipe):
         evaluates = PHASES[step.phase.kind].makes == "evaluation"
         runs = step.phase.runs_teachers and step.task_name == task and not evaluates
         for teacher in step.teachers if runs else ():
             head = step.model(teacher).head or task
-            if head != task and tasks[head].of_words:
+            if head != task and recipe.takes_head(task, head):
                 found.setdefault(teacher, (head, step.name))
     return found
 

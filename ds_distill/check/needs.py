@@ -61,8 +61,7 @@ def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
         return
     for teacher in context.teachers:
         head = context.step.model(teacher).head or context.task_name
-        of_words = context.task.of_words and context.recipe.tasks_by_name[head].of_words
-        if head != context.task_name and not of_words:
+        if not context.recipe.takes_head(context.task_name, head):
             yield (
                 f"{context.location}: runs teacher {teacher!r} on task {context.task_name!r}, and "
                 f"a phase before has trained it on task {head!r}, whose head it has now. Train it "

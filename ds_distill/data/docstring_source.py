@@ -52,9 +52,8 @@ class DocstringSource(Source):
         self.splits = list(self._names)
         self._check_named_splits()
 
-    @property
-    def labels(self) -> list[str]:
-        return list(self._packages) if self.task.has_classes else []
+    def _label_names(self) -> list[str]:
+        return list(self._packages)
 
     @cached_property
     def _corpus(self) -> Path:

@@ -88,8 +88,7 @@ class CombinedSource(Source):
             self.splits = in_order({*self.splits, _TEST})
         self._check_named_splits()
 
-    @property
-    def labels(self) -> list[str]:
+    def _label_names(self) -> list[str]:
         return self._own.labels
 
     def _examples(self, split: str) -> datasets.Dataset:

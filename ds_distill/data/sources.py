@@ -77,11 +77,15 @@ class Source(ABC):
         self.task = task
         self.cache_folder = cache_folder or Path(datasets.config.HF_DATASETS_CACHE) / "ds_distill"
 
-    @property
-    @abstractmethod
+    @cached_property
     def labels(self) -> list[str]:
-        """Label names in the order of the class ids; none where the task has no labels. Raises
-        UserError when a classification task has none."""
+        """Label names in the order of the class ids; none where the task has no classes. Raises
+        UserError where it has, and they cannot be found."""
+        return self._label_names() if self.task.has_classes else []
+
+    @abstractmethod
+    def _label_names(self) -> list[str]:
+        """Those of a task of classes."""
 
     @abstractmethod
     def _examples(self, split: str) -> datasets.Dataset:
@@ -193,10 +197,7 @@ class ReaderSource(Source):
         self._readers: dict[str, Reader] = {}
         self._check_named_splits()
 
-    @cached_property
-    def labels(self) -> list[str]:
-        if not self.task.has_classes:
-            return []
+    def _label_names(self) -> list[str]:
         return self.task.given_labels or self._declared_labels() or self._labels_in_train()
 
     def _declared_labels(self) -> list[str] | None:

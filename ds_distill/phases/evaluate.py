@@ -39,7 +39,7 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     A control is a student trained without teachers. What a phase follows is a teacher. Where a
     recipe does nothing but evaluate, its teachers teach nobody: each is a checkpoint.
     """
-    tasks, step = recipe.tasks_by_name, steps(recipe)[number]
+    step = steps(recipe)[number]
     alone = all(PHASES[phase.kind].makes == "evaluation" for phase in recipe.phases)
     roles = dict.fromkeys(recipe.teachers, CHECKPOINT if alone else "teacher")
     for phase in recipe.phases[:number]:
@@ -50,11 +50,10 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     for model in recipe.followed & roles.keys():
         roles[model] = "teacher"
     heads = {model: step.model(model).head or step.task_name for model in roles}
-    of_words = tasks[step.task_name].of_words
     return {
         model: role
         for model, role in roles.items()
-        if heads[model] == step.task_name or (of_words and tasks[heads[model]].of_words)
+        if recipe.takes_head(step.task_name, heads[model])
     }
 
 

@@ -120,7 +120,7 @@ class Planner:
             student = self.recipe.student if origin == "student" else None
             given = student or self.recipe.teachers[origin]
             assert given.model is not None
-            classes = len(self.labels(number)) if task.has_classes else TASKS[task.type].outputs
+            classes = len(self.labels(number)) or TASKS[task.type].outputs
             self._models[key] = planned_model(
                 origin,
                 given.model,
@@ -134,8 +134,10 @@ class Planner:
         return self._models[key]
 
     def labels(self, number: int) -> list[str]:
-        """The labels of the task of phase `number`."""
+        """The labels of the task of phase `number`; none where it has no classes."""
         name = self.recipe.task_name(self.recipe.phases[number])
+        if not self.recipe.tasks_by_name[name].has_classes:
+            return []
         if name not in self._labels:
             try:
                 self._labels[name] = label_names(self.recipe, self.recipe.tasks_by_name[name])
@@ -184,7 +186,7 @@ class Planner:
             self.ranks,
             students,
             teachers,
-            self.labels(number) if task.has_classes else [],
+            self.labels(number),
             split,
             config,
             self._cache_for(number, phase),

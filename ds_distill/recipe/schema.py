@@ -316,6 +316,11 @@ class Recipe(Section):
         """A phase's task."""
         return self.tasks_by_name[self.task_name(phase)]
 
+    def takes_head(self, task: str, head: str) -> bool:
+        """Whether models with the head of task `head` run on a task: on its own, and among tasks of
+        words, where they may know some of the tags."""
+        return head == task or all(self.tasks_by_name[one].of_words for one in (task, head))
+
     def teachers_of(self, phase: PhaseSettings) -> list[str]:
         """Names of the models that teach in a phase."""
         return list(self.teachers) if phase.followed is None else phase.followed

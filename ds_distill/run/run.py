@@ -173,8 +173,7 @@ class Run:
 
     def _tags_of(self, model: str, head: str) -> LabelMap | None:
         """Which tags of a model that was trained on another task of words are this task's."""
-        of_words = self.task.of_words and self.recipe.tasks_by_name[head].of_words
-        if head == self.task_name or not of_words:
+        if head == self.task_name or not self.recipe.takes_head(self.task_name, head):
             return None
         return tag_map(class_names(load_config(model)), self.labels)
 

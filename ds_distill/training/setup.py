@@ -76,8 +76,7 @@ def terms_of(
     }
     widths = {name: config.hidden_size for name, config in configs.items()}
     depths = {name: config.num_hidden_layers for name, config in configs.items()}
-    labels = run.labels if run.task.has_classes else []
-    counts = examples.class_counts(len(labels)).tolist() if labels else []
+    counts = examples.class_counts(len(run.labels)).tolist() if run.labels else []
     torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
     return build_terms(
         settings.losses,
@@ -86,7 +85,7 @@ def terms_of(
             widths,
             model.config.num_hidden_layers,
             depths,
-            labels,
+            run.labels,
             counts,
             run.recipe.seed,
         ),
