@@ -48,6 +48,11 @@ def check_recipe(
     _refuse(recipe, found)
 
 
+def check_settings(recipe: Recipe) -> None:
+    """What needs neither models nor data, for one rank. Raises UserError with all that is wrong."""
+    _refuse(recipe, _settings(recipe, 1))
+
+
 def check_memory(recipe: Recipe, machines: Mapping[str, tuple[int, int]], ranks: int) -> None:
     """Whether CPU hosts can hold the models of a recipe that passed `check_recipe`. Raises
     UserError with all that is wrong.

@@ -64,15 +64,15 @@ def run_settings(
     runs = runs_of(recipe, fixed, found, small, path)
     check_folder(path, resume=resume)
     quiet_libraries()
-    from ds_distill.check.recipe import check_all
+    from ds_distill.sweep.check import check_runs
     from ds_distill.sweep.publish import write_report
     from ds_distill.sweep.sweep import Sweep
 
     asked = Sweep(path, runs)
     if how.num_gpus is not None:
         asked.check_ranks(how.num_gpus)
-    if not resume:  # data and models, once: what one run lacks all lack
-        for note in check_all(runs[0].recipe, print_reading):
+    if not resume:
+        for note in check_runs(runs, print_reading):
             say(f"Note: {note}")
     run_sweep(asked, write_report, how, resume)
 
