@@ -65,7 +65,8 @@ def measured_seconds(model: PlannedModel, of: Pass, flops: float) -> float | Non
 def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[float]:
     """Of a pass of so many layers each; they take turns."""
     kind = "a training step's pass" if of.trains else "a pass"
-    shape = f"{of.examples} x {of.length} tokens"
+    again = ", activations computed again" if of.checkpointing else ""
+    shape = f"{of.examples} x {of.length} tokens{again}"
     _log.info("Measuring %s of %s on this CPU (%s) ...", kind, model.name, shape)
     view, other = view_of(of, "cpu"), torch.zeros(_OTHER)
     built = [prepared(model, layers, of, "cpu") for layers in depths]

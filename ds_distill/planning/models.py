@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib.resources
+import json
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -56,7 +57,8 @@ def shipped_configs() -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PlannedModel:
-    """A model that a recipe names, before it is loaded."""
+    """A model that a recipe names, before it is loaded. Equal to those that cost the same: a plan
+    traces and measures two teachers of one size once."""
 
     name: str
     reference: str
@@ -70,6 +72,17 @@ class PlannedModel:
     """As of `load_model`."""
     classes: int | None
     """Outputs of a classifier; None for others."""
+
+    @cached_property
+    def _size(self) -> tuple[str, str, int | None]:
+        config = self.config.to_dict() | {"_name_or_path": None}
+        return json.dumps(config, sort_keys=True, default=str), self.head, self.classes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlannedModel) and other._size == self._size
+
+    def __hash__(self) -> int:
+        return hash(self._size)
 
     def build(
         self,

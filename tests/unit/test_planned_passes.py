@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +167,18 @@ def test_a_cpu_runs_some_layers_and_a_part_of_the_batch(
 def test_a_measured_pass_is_run() -> None:
     taken = measured.measured_seconds(model_of("deberta"), of(2, 16, True), FAST)
     assert taken is not None and taken > 0
+
+
+def test_teachers_of_one_size_are_measured_once(caplog: pytest.LogCaptureFixture) -> None:
+    first, one = replace(model_of("bert"), name="first"), of(3, 8, False)
+    config = copy.deepcopy(first.config)
+    config._name_or_path = "elsewhere"
+    second = replace(first, name="second", reference="elsewhere", config=config)
+    with caplog.at_level("INFO"):
+        assert measured._seconds(first, (2,), one) is measured._seconds(second, (2,), one)
+        measured._seconds(replace(second, classes=9), (2,), one)
+    said = [line for line in caplog.messages if "3 x 8 tokens" in line]
+    assert [line.split(" of ")[1].split()[0] for line in said] == ["first", "second"]
 
 
 def test_what_a_cpu_would_take_long_to_run_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
