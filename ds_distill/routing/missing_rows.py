@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
+from ds_distill.routing.policies import Policy, PolicyInputs, Target, numbers_on
 from ds_distill.types import Signals
 
 
@@ -44,7 +44,7 @@ def among_given(policy: Policy, inputs: PolicyInputs, routing: Any, given: torch
             continue
         rows = (which == number).nonzero()[:, 0]
         target = policy(_of(inputs, rows, [names[at] for at in present]), routing)
-        weights[torch.tensor(present, device=rows.device)[:, None], rows] = target.weights.float()
+        weights[numbers_on(rows.device, *present)[:, None], rows] = target.weights.float()
         if target.logits is not None:
             if logits is None:
                 logits = target.logits.new_zeros(len(which), target.logits.shape[1])

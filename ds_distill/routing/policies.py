@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:
     or the one of those in conflict, with none of all, that is most confident of its class, each
     calibrated on validation (`most-confident`, ours).
     """
-    experts = torch.tensor(_table_order(inputs, "experts"), device=inputs.labels.device)
+    experts = numbers_on(inputs.labels.device, *_table_order(inputs, "experts"))
     ranking = _table_order(inputs, "ranking")
     is_expert = torch.stack(
         [
@@ -182,9 +183,8 @@ def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:
         in_conflict = is_expert | ~is_expert.any(dim=0)
         confidence = torch.where(in_conflict, _confidence(inputs), -torch.inf)
         # Of equals the more accurate, so that the order of teachers does not matter.
-        best_expert = torch.tensor(ranking, device=experts.device)[
-            confidence[ranking].argmax(dim=0)
-        ]
+        ranked = numbers_on(experts.device, *ranking)
+        best_expert = ranked[confidence[ranked].argmax(dim=0)]
     return mixed(inputs, _one_hot(best_expert, len(inputs.logits)), routing.mix or "logits")
 
 
@@ -301,6 +301,12 @@ def _table_order(inputs: PolicyInputs, what: str) -> list[int]:
     position = {name: number for number, name in enumerate(inputs.logits)}
     found = [position.get(table.teachers[t], -1) for t in getattr(table, what)]
     return found if what == "experts" else [number for number in found if number >= 0]
+
+
+@lru_cache(maxsize=64)
+def numbers_on(device: torch.device, *numbers: int) -> torch.Tensor:
+    """int64 [N], which nobody may change: made once, because a copy to a GPU waits for it."""
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def _one_hot(choice: torch.Tensor, count: int) -> torch.Tensor:

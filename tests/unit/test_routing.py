@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
+from waits import Waits
 
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, name_id, uniform
@@ -893,3 +894,25 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
                 torch.testing.assert_close(target.logits[row], alone.logits[0], msg=name)
             else:
                 assert target.logits is None
+
+
+POLICY_SETTINGS = [
+    *(entry.settings(policy=name) for name, entry in POLICIES.items() if name != "chosen"),
+    *(ByExpertise(conflict=rule) for rule in ("best-teacher", "best-expert", "most-confident")),
+]
+
+
+@pytest.mark.parametrize("routing", POLICY_SETTINGS, ids=str)
+def test_a_policy_waits_for_nothing(routing):
+    """After its first batch: what it looks up is on the device by then."""
+    draw = torch.Generator().manual_seed(0)
+    logits = {name: torch.randn(20, 3, generator=draw) for name in NAMES}
+    table = make_table({name: [1, 2, 3] for name in NAMES}, [4, 4, 4], NAMES)
+    batch = make_batch([0, 1, 2, -100] * 5)
+    router = Router(routing, fitted=make_fitted(table))
+    signals = {name: Signals(scores) for name, scores in logits.items()}
+    first = router(signals, batch)
+    with Waits() as waits:
+        second = router(signals, batch)
+    assert waits.found == []
+    assert torch.equal(first.weights, second.weights)

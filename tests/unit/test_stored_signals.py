@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForMaskedLM
+from waits import Waits
 
 from ds_distill.cache.codecs import CompactCodec, StoredLogits, TopKCodec, VocabularyCodec
 from ds_distill.cache.codecs.bits import Constants
@@ -117,30 +117,6 @@ def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
     assert decoded.moved("cpu").decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
 
 
-class Waits(TorchDispatchMode):
-    """Counts the operations for whose result Python would wait on a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        packet, kwargs = str(func.overloadpacket), kwargs or {}
-        sized = packet == "aten.repeat_interleave" and kwargs.get("output_size") is not None
-        if packet in WAITING and not sized:
-            self.found.append(packet)
-        return func(*args, **kwargs)
-
-
-WAITING = {
-    f"aten.{name}"
-    for name in (
-        *("_local_scalar_dense", "nonzero", "equal", "repeat_interleave", "masked_select"),
-        *("unique_dim", "_unique2", "is_nonzero"),
-    )
-}
 FITTED = CompactCodec(V, 0.01).fit([3 * torch.randn(64, V, generator=torch.manual_seed(0))])
 
 
