@@ -7,7 +7,8 @@ task, else the masked tokens of all examples, or of each example two: an answer'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ class PaddedView:
     candidates: torch.Tensor | None = None
     """int64 [B, K]: positions in its example of the tokens where an answer may start and end, -1
     where an example has fewer. Each example then has two rows, whose classes are these tokens."""
+    is_full: bool = False
+    """Whether it is known to have no padding: a Python bool, so that no pass waits for a device to
+    tell."""
 
     def __post_init__(self) -> None:
         """Raises ValueError when the shapes do not fit each other."""
@@ -73,12 +77,7 @@ class PaddedView:
 
     def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PaddedView:
         """With what `of` makes of each tensor."""
-        optional = (self.token_type_ids, self.positions, self.candidates)
-        return PaddedView(
-            of(self.input_ids),
-            of(self.attention_mask),
-            *(None if tensor is None else of(tensor) for tensor in optional),
-        )
+        return _each(self, of)
 
 
 @dataclass(frozen=True)
@@ -151,17 +150,17 @@ class PackedView:
 
     def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PackedView:
         """With what `of` makes of each tensor."""
-        optional = (self.token_type_ids, self.positions, self.candidates)
-        return PackedView(
-            of(self.input_ids),
-            of(self.position_ids),
-            of(self.cu_seqlens),
-            self.max_seqlen,
-            *(None if tensor is None else of(tensor) for tensor in optional),
-        )
+        return _each(self, of)
 
 
 View = PaddedView | PackedView
+AnyView = TypeVar("AnyView", PaddedView, PackedView)
+
+
+def _each(view: AnyView, of: Callable[[torch.Tensor], torch.Tensor]) -> AnyView:
+    found = vars(view).items()
+    tensors: dict[str, Any] = {name: of(one) for name, one in found if torch.is_tensor(one)}
+    return replace(view, **tensors)
 
 
 def join(views: Sequence[View]) -> View:

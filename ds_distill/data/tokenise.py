@@ -160,7 +160,8 @@ class TokenTable:
                 if stored
                 else torch.zeros(shape, dtype=torch.int64)
             )
-        return PaddedView(input_ids, torch.from_numpy(filled.astype(np.int64)), token_types)
+        mask = torch.from_numpy(filled.astype(np.int64))
+        return PaddedView(input_ids, mask, token_types, is_full=bool(filled.all()))
 
     @staticmethod
     def _pad(table: pa.Table, name: str, filled: np.ndarray, pad: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from ds_distill.distributions import VocabularyHead
 from ds_distill.models.capture import capturing
 from ds_distill.models.configuration import pools_all_tokens
 from ds_distill.models.load import seeded
-from ds_distill.models.packed import packed_states
+from ds_distill.models.packed import packed_states, padded_inputs
 from ds_distill.reads import Reads
 from ds_distill.types import LACKING, Signals
 from ds_distill.views import PackedView, PaddedView, View
@@ -39,9 +39,9 @@ def read_signals(model: PreTrainedModel, view: View, reads: Reads = ALONE) -> Si
         if isinstance(view, PackedView):
             logits, last = None, packed_states(model, view, captured)
         elif view.positions is None and view.candidates is None and reads.logits:
-            logits, last = model(**view.model_inputs()).logits, None
+            logits, last = model(**padded_inputs(model, view)).logits, None
         else:
-            output = model.base_model(**view.model_inputs())
+            output = model.base_model(**padded_inputs(model, view))
             logits, last = None, output.last_hidden_state.flatten(0, 1)
     states = {layer: _at_rows(model, state, view) for layer, state in captured.states.items()}
     if reads.logits and last is not None:

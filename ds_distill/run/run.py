@@ -213,9 +213,11 @@ class Run:
             return FileTeacher(self.data.predictions(reference.predictions))
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
         # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that only runs
-        # forward has the attention that transformers chooses, as when its user loads it.
-        attention = "eager" if new_head and self.world.device.type == "cpu" else None
-        if packed:
+        # forward has the attention that transformers chooses, as when its user loads it. On a GPU
+        # that would wait for the device in each pass, to see whether a batch has padding.
+        on_cpu = self.world.device.type == "cpu"
+        attention = "eager" if new_head and on_cpu else None
+        if packed or not on_cpu:
             config = load_config(reference.model, reference.revision)
             attention = packed_attention(config) or attention
         options: dict[str, Any] = {

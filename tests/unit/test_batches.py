@@ -62,6 +62,7 @@ def test_a_view_is_what_the_models_own_tokenizer_gives(tokenizers, family, pairs
     table = make_table(make_split(second=second), tokenizer, tmp_path)
     for chosen in ([0, 1, 2, 3, 4, 5, 6], [6, 2, 0], [1], [3, 3]):
         view = table.view(np.array(chosen))
+        assert view.is_full is bool(view.attention_mask.all())
         own = tokenizer(
             [TEXTS[i] for i in chosen],
             [SECOND[i] for i in chosen] if pairs else None,

@@ -22,6 +22,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.packed import ATTENTION
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
@@ -122,3 +123,26 @@ def test_padding_never_is_refused_where_a_gpu_cannot(
     assert Run.packed(run, teacher, half=False) == "example by example"
     run.recipe.padding = None
     assert Run.packed(run, teacher, half=True) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "attention"),
+    [("bert", "cuda", ATTENTION), ("bert", "cpu", "eager"), ("deberta", "cuda", None)],
+)
+def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
+    tiny_models: dict[str, Path], family: str, device: str, attention: str | None
+) -> None:
+    """transformers' own looks at the mask in each pass; see test_packed.py."""
+    if family not in tiny_models:
+        pytest.skip("shared vocabularies are missing")
+    run: Any = SimpleNamespace(
+        recipe=SimpleNamespace(seed=0),
+        world=SimpleNamespace(device=torch.device(device)),
+        labels=["a", "b"],
+        task_name="task",
+        data=None,
+        kind=SimpleNamespace(load=lambda data, model, labels, **options: options),
+    )
+    student = ModelReference("student", str(tiny_models[family]))
+    loaded: Any = Run.model(run, student, new_head=True)
+    assert loaded["attention"] == attention

@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -14,6 +15,7 @@ import torch
 import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import Waits
 
 from ds_distill.models import packed_deberta
 from ds_distill.models.encoder import classifier_logits, read_signals
@@ -189,6 +191,42 @@ def test_a_model_for_packed_views_takes_padded_ones_too(family):
         )
 
 
+FAMILIES = [family for family in CONFIGS if packed_attention(CONFIGS[family])]
+
+
+@pytest.mark.parametrize("lengths", [[4, 9], [9, 9]], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_padded_pass_waits_for_no_device(family, kind, lengths, monkeypatch, tmp_path):
+    """transformers looks whether a batch has padding, which must run first. What it then computes,
+    and its gradients, are the same bit for bit."""
+    view = replace(padded_view(lengths, rows=True), is_full=lengths[0] == 9)
+    view = view if kind is HEADS[1] else replace(view, positions=None)
+    masks, computed = [], []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(*tensors, attn_mask=None, **options):
+        masks.append(attn_mask is not None)
+        return sdpa(*tensors, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    for name in ("sdpa", ATTENTION):
+        torch.manual_seed(0)
+        model = kind.from_config(copy.deepcopy(CONFIGS[family]), attn_implementation=name)
+        model.train()
+        torch.manual_seed(1)  # of dropout
+        with Waits() as waits:
+            outputs = read_signals(model, view)
+        outputs.logits.square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        computed.append([outputs.logits, *gradients])
+    assert waits.found == []
+    assert masks == [lengths[0] < 9] * (2 * LAYERS)
+    assert all(torch.equal(one, other) for one, other in zip(*computed, strict=True))
+    model.save_pretrained(tmp_path)
+    assert ATTENTION not in (tmp_path / "config.json").read_text(), "it is of no other program"
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -247,7 +285,7 @@ def test_backends(monkeypatch):
 
 KERNEL = """
 import contextlib, sys, torch
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, {here!r} + "/.."]
 torch.cuda.device = contextlib.nullcontext  # the launch chooses its device, and here is none
 from test_packed import attentions_differ
 print(attentions_differ())
