@@ -31,6 +31,7 @@ from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.configuration import load_config
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, load_model
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.recipe.terms import losses_of
@@ -197,12 +198,13 @@ def packs(setting: Setting, name: str, world: World) -> bool:
 
 
 def model_of(
-    setting: Setting, folder: Path, name: str, world: World, *, packed: bool = False
+    setting: Setting, folder: Path, name: str, world: World, *, ours: bool = False
 ) -> PreTrainedModel:
-    """In fp32, with the attention that a run of ours takes. packed: for packed views."""
+    """In fp32. ours: with the attention that a run takes on a GPU, which also reads packed views;
+    else, and on a CPU, with that of a plain loop."""
     attention = "eager" if world.device.type == "cpu" else None
-    if packed:
-        attention = packed_attention(setting.teachers[name])
+    if ours and world.device.type != "cpu":
+        attention = packed_attention(load_config(str(folder / name)))
     options: dict[str, Any] = {"new_head": False, "attention": attention}
     if setting.task == "masked-lm":
         return load_model(MASKED_LM, str(folder / name), **options)
@@ -223,7 +225,7 @@ def make_batch(setting: Setting, number: int) -> Batch:
     for name, config in setting.teachers.items():
         shape = (setting.batch, setting.length + _MORE_TOKENS.get(name, 0))
         ids = torch.randint(_FIRST_WORD, config.vocab_size, shape, generator=generator)
-        views[name] = PaddedView(ids, torch.ones_like(ids), positions=positions)
+        views[name] = PaddedView(ids, torch.ones_like(ids), positions=positions, is_full=True)
     views["student"] = views["bert-large"]
     counted = setting.batch if positions is None else len(positions)
     return Batch(
@@ -286,18 +288,17 @@ def _from_kept(setting: Setting, kept: torch.Tensor) -> Signals:
 
 def live(setting: Setting, folder: Path, world: World) -> Runner:
     """Teachers in the student's engine."""
-    student = model_of(setting, folder, "student", world)
+    student = model_of(setting, folder, "student", world, ours=True)
     with sharded_loading(setting.deepspeed):
         teachers = {
-            name: model_of(setting, folder, name, world, packed=packs(setting, name, world))
-            for name in setting.teachers
+            name: model_of(setting, folder, name, world, ours=True) for name in setting.teachers
         }
     return _ours(setting, student, teachers, world)
 
 
 def cached(setting: Setting, folder: Path, world: World) -> Runner:
     """No teachers: their words come with the batches."""
-    return _ours(setting, model_of(setting, folder, "student", world), {}, world)
+    return _ours(setting, model_of(setting, folder, "student", world, ours=True), {}, world)
 
 
 def _ours(
