@@ -12,7 +12,8 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-from engines import make_student
+from engines import make_batch, make_student
+from waits import Waits
 
 from ds_distill.engine import world as worlds
 from ds_distill.engine.config import deepspeed_config
@@ -26,6 +27,7 @@ from ds_distill.models.packed import ATTENTION
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
+from ds_distill.routing import Router
 from ds_distill.run.run import Run
 
 META = torch.device("meta")
@@ -146,3 +148,44 @@ def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
     student = ModelReference("student", str(tiny_models[family]))
     loaded: Any = Run.model(run, student, new_head=True)
     assert loaded["attention"] == attention
+
+
+def test_teachers_routing_and_losses_wait_for_no_device(world: World) -> None:
+    """Between two looks of DeepSpeed's at the gradients, Python stays ahead of the GPU. From the
+    second step on: what terms and policies look up is there by then."""
+    models = [make_student(0.1) for _ in range(3)]
+    for model in models:
+        model.set_attn_implementation(ATTENTION)
+    losses = {
+        "kl": {"temperature": 2.0},
+        "cross_entropy": {"class_weights": {"a": 2.0}},
+        "confidence_penalty": {"weight": 0.1},
+        **{name: {} for name in ("logit_mse", "hidden_mse", "teacher_cross_entropy")},
+    }
+    teachers = dict(zip(("t", "u"), models[1:], strict=True))
+    widths, depths = dict.fromkeys(teachers, 8), dict.fromkeys(teachers, 1)
+    terms = build_terms(
+        losses_of(losses), TermInputs(8, widths, 1, depths, ["a", "b", "c"], [2, 1, 1])
+    )
+    batch = make_batch()
+    views = dict.fromkeys(("student", *teachers), batch.views["student"])
+    batch = replace(batch, views=views, row_sets={**batch.row_sets, "all": torch.arange(4)})
+    engine = Engine(
+        Bundle(models[0], dict(teachers), terms, Router("average")),
+        deepspeed_config("zero1_fp32", Training(batch_size=4), 1),
+        world,
+        OptimizerSettings(1e-3, 0.0, 10, 1),
+    )
+    forward, found = engine.bundle.forward, list[list[str]]()
+
+    def watched(*given: Any, **named: Any) -> Any:
+        with Waits() as waits:
+            result = forward(*given, **named)
+        found.append(waits.found)
+        return result
+
+    engine.bundle.forward = watched  # type: ignore[method-assign]
+    for _ in range(3):
+        engine.train_step([batch])
+    engine.close()
+    assert found[1:] == [[], []]
