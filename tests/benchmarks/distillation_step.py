@@ -12,6 +12,9 @@ Paths:
 - two-engines: each teacher in a DeepSpeed engine of its own, see `two_engines_rival`;
 - textbrewer: that package, see `textbrewer_rival`.
 
+`--up-to` also takes steps of twice, four times as many examples, up to so many or what fits, and
+says for how long of a step the GPU computes: what is left of it waits for Python.
+
 Each path runs in a process of its own, from the same weights on the same batches. One rank.
 """
 
@@ -55,6 +58,8 @@ from ds_distill.types import Batch
 
 WARM_UP = 3
 """Steps before those that are measured."""
+OF_A_SIZE = 4
+"""Steps of each larger batch; the first is not counted."""
 PREPARE = "prepare"
 
 
@@ -86,11 +91,11 @@ def measure(
     setting: Setting,
     folder: Path,
     world: World,
-    largest: bool,
+    up_to: int,
     early: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """A path's row. `folder` is what `prepare` wrote. early: given the row before the search for
-    the largest batch, which a time limit may end."""
+    """A path's row. `folder` is what `prepare` wrote. early: given the row before and within the
+    search for the largest batch, which a time limit may end."""
     run = PATHS[name](setting, folder, world)
     batches = [batch_of(name, setting, number, folder, world) for number in range(DISTINCT)]
     if world.device.type == "cuda":
@@ -105,10 +110,16 @@ def measure(
         "peak_bytes": peak_bytes(world),
         "first_loss": steps.first_loss,
     }
-    if not largest:
+    if not up_to:
         return row
     early(row)
-    return {**row, **largest_batch(name, run, setting, folder, world)}
+
+    def larger(found: dict[str, Any]) -> None:
+        early({**row, **found})
+
+    row |= larger_batches(name, run, setting, folder, world, up_to, larger)
+    # Last: what a profiler puts into each launch stays there.
+    return row | {"device_seconds_per_step": device_seconds(run, batches)}
 
 
 def dtype_of(name: str, setting: Setting) -> str:
@@ -130,20 +141,48 @@ def batch_of(
     return live_batch(larger, number, world) if name == "live" else make_batch(larger, number)
 
 
-def largest_batch(
-    name: str, run: Runner, setting: Setting, folder: Path, world: World
+def larger_batches(
+    name: str,
+    run: Runner,
+    setting: Setting,
+    folder: Path,
+    world: World,
+    up_to: int,
+    early: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """Examples of the largest step that fits the device, and what stopped the next: the size
-    doubles from step to step."""
-    repeats = 1
-    while True:
+    """Seconds and peak memory of steps whose size doubles up to so many examples, the largest that
+    fits the device, and what stopped the next. early: given what there is after each of them."""
+    larger: dict[str, dict[str, float]] = {}
+    found: dict[str, Any] = {"larger": larger}
+    size, stopped = setting.batch, None
+    while 2 * size <= up_to and stopped is None:
         gc.collect()
-        torch.cuda.empty_cache()
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(world.device)
         try:
-            run([batch_of(name, setting, 0, folder, world, 2 * repeats)] * 2)
+            batch = batch_of(name, setting, 0, folder, world, 2 * size // setting.batch)
+            steps = run([batch] * OF_A_SIZE)
         except Exception as error:
-            return {"largest_batch": setting.batch * repeats, "stopped_by": first_line(error)}
-        repeats *= 2
+            stopped = first_line(error)
+        else:
+            size *= 2
+            seconds = float(np.median(steps.seconds[1:]))
+            larger[str(size)] = {"seconds": seconds, "peak_bytes": peak_bytes(world)}
+            early(found)
+    return {**found, "largest_batch": size, "stopped_by": stopped}
+
+
+def device_seconds(run: Runner, batches: list[Batch]) -> float:
+    """For how many of a step's seconds the GPU computes, of one step on each batch."""
+    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profile:
+        run(batches)
+    on_device = [
+        event.device_time_total
+        for event in profile.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+    ]
+    return sum(on_device) / 1e6 / len(batches)
 
 
 def first_line(error: BaseException) -> str:
@@ -151,7 +190,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def do_alone(name: str, setting: Setting, folder: Path, largest: bool) -> None:
+def do_alone(name: str, setting: Setting, folder: Path, up_to: int) -> None:
     """A child process's work: its row, or its error, into FOLDER/NAME.json."""
     to = folder / f"{name}.json"
     try:
@@ -159,7 +198,7 @@ def do_alone(name: str, setting: Setting, folder: Path, largest: bool) -> None:
         if name == PREPARE:
             row = prepare(setting, folder, world)
         else:
-            row = measure(name, setting, folder, world, largest, partial(write_json, to))
+            row = measure(name, setting, folder, world, up_to, partial(write_json, to))
         world.stop()
     except Exception as error:
         row = {"path": name, "error": first_line(error)}
@@ -173,27 +212,27 @@ def in_own_process(
     name: str,
     setting: Setting,
     folder: Path,
-    largest: bool,
+    up_to: int,
     early: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """The row of a path, or {path, error} where it failed. early: as of `measure`."""
+    """The row of a path, or {path, error} where it failed. early: given what `measure` gives it."""
     arguments = [f"--{key}={value}" for key, value in asdict(setting).items()]
-    alone = ["--alone", name, "--output", str(folder)]
+    alone = ["--alone", name, "--output", str(folder), "--up-to", str(up_to)]
     process = subprocess.Popen(
-        [sys.executable, __file__, *arguments, *alone, *["--largest"][: int(largest)]],
+        [sys.executable, __file__, *arguments, *alone],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    row, shown = folder / f"{name}.json", False
+    row, seen = folder / f"{name}.json", None
     while True:
         try:
             errors = process.communicate(timeout=1)[1]
             break
         except subprocess.TimeoutExpired:
-            if not shown and row.is_file():
-                early(read_json(row))
-                shown = True
+            if row.is_file() and (now := read_json(row)) != seen:
+                early(now)
+                seen = now
     last = (errors.strip().splitlines() or [""])[-1]
     ended = f"exit code {process.returncode}: {last}"[:300]
     if not row.is_file():  # killed, or it never began
@@ -202,7 +241,7 @@ def in_own_process(
 
 
 def compare(
-    setting: Setting, names: list[str], largest: bool, output: Path, resume: bool
+    setting: Setting, names: list[str], up_to: int, output: Path, resume: bool
 ) -> dict[str, Any]:
     """The record of all paths, in `output` after each of them. resume: paths that it has are left
     out, and tried again where they failed.
@@ -210,13 +249,13 @@ def compare(
     Raises RuntimeError when what they share cannot be made.
     """
     measured = growing.begin(output, record(setting, []), resume)
-    rows = finished(measured["paths"], largest)
+    rows = finished(measured["paths"], up_to)
     missing = [name for name in names if name not in rows]
     if not missing:
         return measured
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shared = in_own_process(PREPARE, setting, folder, False)
+        shared = in_own_process(PREPARE, setting, folder, 0)
         if "error" in shared:
             raise RuntimeError(f"models and cache could not be made: {shared['error']}")
 
@@ -226,17 +265,17 @@ def compare(
             growing.write(output, measured)
 
         for name in missing:
-            note(in_own_process(name, setting, folder, largest, note))
+            note(in_own_process(name, setting, folder, up_to, note))
             print(f"  {name}: {rows[name].get('error', 'done')}", flush=True)
     return measured
 
 
-def finished(rows: list[dict[str, Any]], largest: bool) -> dict[str, dict[str, Any]]:
+def finished(rows: list[dict[str, Any]], up_to: int) -> dict[str, dict[str, Any]]:
     """Rows, by path, that are not to be measured again."""
     return {
         row["path"]: row
         for row in rows
-        if "error" not in row and (not largest or "largest_batch" in row)
+        if "error" not in row and (not up_to or "largest_batch" in row)
     }
 
 
@@ -257,15 +296,14 @@ def record(setting: Setting, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Each path's figures over those of `live`: seconds of a step, peak, largest batch."""
+    """Each path's figures over those of `live`: seconds of a step, peak."""
     done = {row["path"]: row for row in rows if "error" not in row}
     if "live" not in done:
         return {}
 
     def figures(row: dict[str, Any]) -> dict[str, float]:
         seconds = row["seconds_per_step"]["median"]
-        found = {"seconds": seconds, "peak_bytes": row["peak_bytes"]}
-        return found | ({"largest_batch": row["largest_batch"]} if "largest_batch" in row else {})
+        return {"seconds": seconds, "peak_bytes": row["peak_bytes"]}
 
     ours = figures(done["live"])
     return {
@@ -325,20 +363,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", default="zero1_auto", help="DeepSpeed config of the student")
     parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))
     parser.add_argument(
-        "--largest", action="store_true", help="on a GPU: also the largest batch that fits"
+        "--up-to", type=int, default=0, help="also steps of more examples, up to so many"
     )
     parser.add_argument(
         "--resume", action="store_true", help="leave out the paths that --output has"
     )
     # A path, in a child process; its --output is the folder of what all paths share.
     parser.add_argument("--alone", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.largest and not torch.cuda.is_available():
-        parser.error(
-            "--largest doubles the batch until the GPU's memory is full, and there is no GPU "
-            "here: on a CPU the system would swap or kill. Leave it out."
-        )
-    return given
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
@@ -346,9 +378,9 @@ def main() -> None:
     keys = ("task", "size", "batch", "length", "steps", "config")
     setting = Setting(**{key: getattr(given, key) for key in keys})
     if given.alone:
-        do_alone(given.alone, setting, given.output, given.largest)
+        do_alone(given.alone, setting, given.output, given.up_to)
         return
-    measured = compare(setting, given.paths, given.largest, given.output, given.resume)
+    measured = compare(setting, given.paths, given.up_to, given.output, given.resume)
     print(table(measured))
 
 

@@ -14,6 +14,7 @@ import torch
 from distillation_paths import (
     COUNTED,
     Setting,
+    Steps,
     cached_batch,
     make_batch,
     prepare,
@@ -21,11 +22,11 @@ from distillation_paths import (
 from distillation_step import (
     PATHS,
     compare,
+    device_seconds,
     finished,
     in_own_process,
-    largest_batch,
+    larger_batches,
     measure,
-    parse,
     record,
     table,
 )
@@ -55,7 +56,7 @@ def made(
     folder = tmp_path_factory.mktemp(setting.task)
     shared = prepare(setting, folder, world)
     names = [name for name in PATHS if INSTALLED or name != "textbrewer"]
-    rows = {name: measure(name, setting, folder, world, False) for name in names}
+    rows = {name: measure(name, setting, folder, world, 0) for name in names}
     return setting, folder, shared, rows
 
 
@@ -108,10 +109,10 @@ def test_paths_that_are_done_are_left_out(made: Made, tmp_path: Path) -> None:
     output = tmp_path / "step.json"
     growing.write(output, record(setting, list(rows.values())))
     names = list(rows)
-    kept = compare(setting, names, False, output, resume=True)  # nothing is started
+    kept = compare(setting, names, 0, output, resume=True)  # nothing is started
     assert [row["path"] for row in kept["paths"]] == names
     with pytest.raises(SystemExit, match="2"):
-        compare(replace(setting, steps=3), names, False, output, resume=True)
+        compare(replace(setting, steps=3), names, 0, output, resume=True)
 
 
 def test_what_is_measured_again() -> None:
@@ -120,8 +121,8 @@ def test_what_is_measured_again() -> None:
         {"path": "cached"},
         {"path": "textbrewer", "error": "killed"},
     ]
-    assert set(finished(rows, largest=False)) == {"live", "cached"}
-    assert set(finished(rows, largest=True)) == {"live"}
+    assert set(finished(rows, up_to=0)) == {"live", "cached"}
+    assert set(finished(rows, up_to=64)) == {"live"}
 
 
 @pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_path_that_failed_is_tried_again(
     output = tmp_path / "step.json"
     failed = {"path": "cached", "error": "killed"}
     growing.write(output, record(setting, [rows["live"], failed]))
-    compare(setting, ["live", "cached"], False, output, resume=True)
+    compare(setting, ["live", "cached"], 0, output, resume=True)
     live, cached = json.loads(output.read_text())["paths"]
     assert live["seconds_per_step"] == rows["live"]["seconds_per_step"]
     assert cached["first_loss"] == pytest.approx(rows["cached"]["first_loss"], rel=1e-5)
@@ -159,14 +160,26 @@ def test_rows_of_a_masked_lm_are_its_share(made: Made) -> None:
 def test_the_largest_batch_is_the_last_that_ran(made: Made, world: World) -> None:
     setting, folder, _, _ = made
 
-    def run(batches: list[Any]) -> None:
-        if len(batches[0].views["student"].input_ids) > 30:
+    def run(batches: list[Any]) -> Steps:
+        examples = len(batches[0].views["student"].input_ids)
+        if examples > 30:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nMore")
+        return Steps([9.0, *[examples / 10] * (len(batches) - 1)], 1.0)
 
     for name in ("live", "cached"):
-        found = largest_batch(name, run, setting, folder, world)  # type: ignore[arg-type]
+        found = larger_batches(name, run, setting, folder, world, 99)
         assert found["largest_batch"] == 16
+        assert {size: row["seconds"] for size, row in found["larger"].items()} == {
+            "8": 0.8,
+            "16": 1.6,
+        }
         assert found["stopped_by"] == "OutOfMemoryError: CUDA out of memory."
+
+
+def test_what_a_gpu_computes_is_nothing_on_a_cpu(made: Made, world: World) -> None:
+    setting, folder, _, _ = made
+    batches = [cached_batch(setting, number, folder) for number in range(2)]
+    assert device_seconds(PATHS["cached"](setting, folder, world), batches) == 0.0
 
 
 def test_a_row_is_there_before_the_largest_batch_is(made: Made, world: World) -> None:
@@ -178,19 +191,12 @@ def test_a_row_is_there_before_the_largest_batch_is(made: Made, world: World) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure("cached", setting, folder, world, True, stop)
+        measure("cached", setting, folder, world, 8, stop)
     assert set(seen[0]) == FIGURES
 
 
 def test_a_path_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)  # of the group that this process is in
-    row = in_own_process("live", TINY, tmp_path, False)
+    row = in_own_process("live", TINY, tmp_path, 0)
     assert row["path"] == "live" and row["error"].startswith("Unreachable: model ")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
-def test_the_largest_batch_is_refused_on_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse(["--output", "step.json", "--largest"])
-    assert "there is no GPU here" in capsys.readouterr().err

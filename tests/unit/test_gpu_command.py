@@ -106,6 +106,8 @@ def test_the_quickstart_takes_its_overrides(tmp_path):
         command = next(step.command for step in made if step.name == "quickstart")
         given = quickstart.parse(command[1:])
         assert given.model == "model" and len(given.overrides) == number
+        command = next(step.command for step in made if step.name == "quickstart-fp16")
+        assert len(quickstart.parse(command[1:]).overrides) == number + 1
 
 
 def test_the_first_steps_are_those_of_most_worth(tmp_path):
@@ -113,7 +115,7 @@ def test_the_first_steps_are_those_of_most_worth(tmp_path):
     names = [step.name for step in steps(tmp_path, Path("texts.txt"), "tokenizer")]
     ops = ["masked_kl", "linear_kl", "topk_kl"]
     first = [f"{what}-{op}" for what in ("tests", "benchmark") for op in ops]
-    models = ["teacher-speed", "step-masked-lm", "step-classification", "one-engine-zero3"]
+    models = ["teacher-speed", "step-classification", "step-masked-lm", "one-engine-zero3"]
     assert names[:10] == first + models
 
 
