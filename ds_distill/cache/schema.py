@@ -143,7 +143,8 @@ class SignalSchema(BaseModel):
             assert self.temperature is not None
             scaled = logits.float() / self.temperature
             # What is not finite is reported with its example when the block is written.
-            columns["logits"] = self._codec.encode(torch.where(model_finite[:, None], scaled, 0.0))
+            scaled = torch.where(model_finite[:, None], scaled, 0.0)
+            columns["logits"] = self._codec.encode(scaled, finite=True)
         else:
             values = {"logits": logits, **values}
         if self.lacks_rows:

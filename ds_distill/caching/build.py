@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
 from ds_distill.caching.missing import Missing
-from ds_distill.data.batches import Collator, stored_rows
+from ds_distill.data.batches import stored_rows
 from ds_distill.data.prefetch import prefetch
 from ds_distill.data.schedule import TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.process.activity import mark
 from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals
+from ds_distill.types import Batch, Signals
 
 Claim = Callable[[], list[int | None] | None]
 """See `Worker.claim`: the same on every rank."""
@@ -76,79 +78,116 @@ def write_blocks(
     batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
     advance: called with the blocks that all ranks have done, positions in `plan.blocks`.
     """
-    rank, blocks = engine.world.rank, plan.blocks
+    claimed = claim()
 
     def batches(at: int) -> list[np.ndarray]:
-        split, part = blocks[at]
+        split, part = plan.blocks[at]
         indices, lengths = missing[split].indices[part], missing[split].collate.lengths
         if batch_size is None:
             return cut_by_tokens(indices, lengths, TOKENS_PER_CALL)
         return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
+    def calls() -> Iterator[_Call]:
+        """Block after block, while there are any to claim: the next is claimed before the last call
+        of the one before, so that its first batch is ready and the device does not wait."""
+        nonlocal claimed
+        while claimed is not None and any(at is not None for at in claimed):
+            yield from _calls(claimed, engine.world.rank, plan, batches, schema.mask_variants or 1)
+            claimed = claim()
+
+    def collate(call: _Call) -> tuple[_Call, Batch]:
+        return call, missing[call.split].collate(call.examples, call.variant)
+
     waiting: Future[None] | None = None
+    block = _Block()
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
     with ThreadPoolExecutor(1) as aside:
-        while (claimed := claim()) is not None:
-            together = [at for at in claimed if at is not None]
-            if waiting is not None and not together:
-                waiting.result()
-            if not together:  # others write the last ones, or this rank's own thread does
-                time.sleep(WAIT_SECONDS if waiting is None else 0)
-                mark("waits for blocks that other workers write")
-                waiting = None
-                continue
-            own = claimed[rank]
-            split, part = blocks[together[0] if own is None else own]
-            # A rank without examples makes the same calls, on empty batches: ZeRO stage 3 needs it.
-            mine = batches(own) if own is not None else []
-            calls = max(len(batches(at)) for at in together)
-            mine += [np.empty(0, dtype=np.int64)] * (calls - len(mine))
-            outputs = _run_block(engine, missing[split].collate, mine, teacher, schema)
+        while claimed is not None:
+            for call, batch in prefetch(collate, calls()):
+                signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
+                block.add(call, batch, signals, teacher, schema)
+                if call.done:
+                    if waiting is not None:
+                        waiting.result()
+                    if call.block is not None:
+                        split, part = plan.blocks[call.block]
+                        keys = plan.keys[split][part]
+                        waiting = aside.submit(_write, writer, call, schema, block, keys, teacher)
+                    advance(call.done)
+                    block = _Block()
             if waiting is not None:
                 waiting.result()
-            if own is not None:
-                keys = plan.keys[split][part]
-                waiting = aside.submit(_write, writer, own, schema, *outputs, keys, teacher)
-            advance(together)
-        if waiting is not None:
-            waiting.result()
+            if claimed is not None:  # others write the last ones
+                time.sleep(WAIT_SECONDS if waiting is None else 0)
+                mark("waits for blocks that other workers write")
+                waiting, claimed = None, claim()
 
 
-def _run_block(
-    engine: Engine,
-    collate: Collator,
-    batches: list[np.ndarray],
-    teacher: str,
-    schema: SignalSchema,
-) -> tuple[list[EncodedSignals], np.ndarray | None]:
+@dataclass(frozen=True)
+class _Call:
+    """A call of the teacher by this rank."""
+
+    block: int | None
+    """That it is for, a position in `plan.blocks`; None: this rank has none, and makes the calls of
+    the others on empty batches, because ZeRO stage 3 needs it."""
+    split: int
+    examples: np.ndarray
+    """int64 [n]: none where another rank's block takes more calls."""
+    variant: int
+    done: list[int]
+    """The blocks of all ranks that are done after it."""
+
+
+def _calls(
+    claimed: list[int | None],
+    rank: int,
+    plan: Plan,
+    batches: Callable[[int], list[np.ndarray]],
+    variants: int,
+) -> Iterator[_Call]:
+    """This rank's calls for the blocks that the ranks have claimed together."""
+    together = [at for at in claimed if at is not None]
+    own = claimed[rank]
+    split, _ = plan.blocks[together[0] if own is None else own]
+    mine = batches(own) if own is not None else []
+    most = max(len(batches(at)) for at in together)
+    mine += [np.empty(0, dtype=np.int64)] * (most - len(mine))
+    for variant in range(variants):
+        for number, some in enumerate(mine):
+            is_last = variant == variants - 1 and number == most - 1
+            yield _Call(own, split, some, variant, together if is_last else [])
+
+
+class _Block:
     """A block's signals, and with mask variants the number of rows of each variant and example."""
-    encoded: list[EncodedSignals] = []
-    counts: list[np.ndarray] = []
-    calls = [(some, variant) for variant in range(schema.mask_variants or 1) for some in batches]
-    made = prefetch(lambda call: collate(*call), calls)
-    for (some, _), batch in zip(calls, made, strict=True):
-        signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
-        view = batch.views[teacher]
+
+    def __init__(self) -> None:
+        self.encoded: list[EncodedSignals] = []
+        self._counts: list[np.ndarray] = []
+
+    def add(
+        self, call: _Call, batch: Batch, signals: Signals, teacher: str, schema: SignalSchema
+    ) -> None:
         rows = stored_rows(batch)  # without the dummy row of a batch of no rows
-        if schema.mask_variants is not None and len(some):
-            of_rows = view.example_indices[rows]
-            counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
+        if schema.mask_variants is not None and len(call.examples):
+            of_rows = batch.views[teacher].example_indices[rows]
+            self._counts.append(np.bincount(of_rows.numpy(), minlength=len(call.examples)))
         if len(rows):
-            encoded.append(schema.encode(signals))
-    return encoded, np.concatenate(counts) if counts else None
+            self.encoded.append(schema.encode(signals))
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        return np.concatenate(self._counts) if self._counts else None
 
 
 def _write(
-    writer: ShardWriter,
-    at: int,
-    schema: SignalSchema,
-    encoded: list[EncodedSignals],
-    counts: np.ndarray | None,
-    keys: np.ndarray,
+    writer: ShardWriter, call: _Call, schema: SignalSchema, block: _Block, keys: np.ndarray,
     teacher: str,
-) -> None:
+) -> None:  # fmt: skip
+    assert call.block is not None
+    counts = block.counts
     try:
-        batch = schema.record_batch(encoded, counts)
+        batch = schema.record_batch(block.encoded, counts)
     except NotFinite as error:
         examples = error.rows
         if counts is not None:  # rows are tokens
@@ -159,4 +198,4 @@ def _write(
             remedy = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
         among = f"{len(keys)} examples of a block"
         raise NotFiniteSignals(teacher, bad, among, remedy) from error
-    writer.append(at, batch, len(keys))
+    writer.append(call.block, batch, len(keys))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 from ds_distill.process.activity import mark
@@ -12,19 +14,21 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def prefetch(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
-    """Yield make(item) for each item in order, computed in a thread one item ahead.
+def prefetch(make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
+    """Yield make(item) for each item in order, computed in a thread one item ahead: each is taken
+    of `items`, by the caller's thread, before the one before it is yielded.
 
     An error of `make` is raised when its item is reached. A rank that others wait for is in one of
     two places of this loop, which its progress shows.
     """
+    number, of = 1, f" of {len(items)}" if isinstance(items, Sized) else ""
+    left = iter(items)
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(make, items[0]) if items else None
-        for number in range(len(items)):
-            assert future is not None
-            mark(f"prepares batch {number + 1} of {len(items)}", everywhere=True)
-            made = future.result()
-            if number + 1 < len(items):
-                future = thread.submit(make, items[number + 1])
-            mark(f"computes batch {number + 1} of {len(items)}", everywhere=True)
+        futures = deque(thread.submit(make, item) for item in islice(left, 1))
+        while futures:
+            mark(f"prepares batch {number}{of}", everywhere=True)
+            made = futures.popleft().result()
+            futures.extend(thread.submit(make, item) for item in islice(left, 1))
+            mark(f"computes batch {number}{of}", everywhere=True)
             yield made
+            number += 1

@@ -27,6 +27,18 @@ def test_the_next_item_is_made_while_one_is_held_and_no_more():
         assert not any(event.is_set() for event in begun[item + 2 :])
 
 
+def test_an_item_is_taken_one_ahead_where_the_items_are_used():
+    taken: list[tuple[int, int]] = []
+
+    def items():
+        for item in range(3):
+            taken.append((item, threading.get_ident()))
+            yield item
+
+    for item in prefetch(lambda item: item, items()):
+        assert taken == [(n, threading.get_ident()) for n in range(min(item + 2, 3))]
+
+
 def test_an_error_is_raised_where_its_item_is_taken():
     def make(item: int) -> int:
         if item == 2:

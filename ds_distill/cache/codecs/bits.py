@@ -38,20 +38,19 @@ class Fields:
     def __init__(self, start: int, count: int, width: int) -> None:
         assert 0 < width <= LONGEST_FIELD
         position = start + width * torch.arange(count)
-        self._word, self._shift = position >> 5, (position & 31).int()
-        in_first = (32 - self._shift).clamp(max=width)
+        word, shift = position >> 5, (position & 31).int()
+        in_first = (32 - shift).clamp(max=width)
         first_mask = ((1 << in_first.long()) - 1).int()
-        self._next_mask = (1 << width) - 1 - first_mask
-        crossing = self._next_mask != 0
-        next_word = torch.where(crossing, self._word + 1, self._word)
-        next_shift = torch.where(crossing, 32 - self._shift, 0).int()
-        self._constants = Constants(
-            self._word, self._shift, first_mask, next_word, next_shift, self._next_mask
-        )
+        next_mask = (1 << width) - 1 - first_mask
+        crossing = next_mask != 0
+        next_word = torch.where(crossing, word + 1, word)
+        next_shift = torch.where(crossing, 32 - shift, 0).int()
+        self._to_read = Constants(word, shift, first_mask, next_word, next_shift, next_mask)
+        self._to_write = Constants(word, shift, next_word, in_first)
 
     def read(self, words: Tensor) -> Tensor:
         """int32 [n, W] -> int32 [n, count]."""
-        word, shift, mask, next_word, next_shift, next_mask = self._constants.on(words.device)
+        word, shift, mask, next_word, next_shift, next_mask = self._to_read.on(words.device)
         first = words.index_select(1, word)
         first >>= shift
         first &= mask
@@ -62,12 +61,12 @@ class Fields:
 
     def write(self, words: Tensor, values: Tensor) -> None:
         """Write fields that are still 0. words: int32 [n, W]; values: int [n, count]."""
-        for column in range(values.shape[1]):
-            value, word = values[:, column].int(), int(self._word[column])
-            words[:, word] |= value << int(self._shift[column])
-            if self._next_mask[column]:
-                taken = 32 - int(self._shift[column])
-                words[:, word + 1] |= value >> taken
+        word, shift, next_word, in_first = self._to_write.on(words.device)
+        values = values.int()
+        # Fields share no bit, so adding is the same as setting. What is left of a value that does
+        # not cross a word is 0.
+        words.index_add_(1, word, values << shift)
+        words.index_add_(1, next_word, values >> in_first)
 
 
 def read_at(data: Tensor, position: Tensor, width: Tensor | int) -> Tensor:
