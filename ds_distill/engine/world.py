@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -84,6 +85,8 @@ class World:
                 deepspeed.init_distributed(
                     dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout
                 )
+            if size == 1:  # else NCCL warns, as a run's last words, that it was not ended
+                atexit.register(World.stop)
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
         return World(dist.get_rank(), dist.get_world_size(), device, _rendezvous)
 
