@@ -41,9 +41,17 @@ class Device:
     """Share of the operations a second that large matrix products reach."""
     achieved_bandwidth: float = 0.8
     """Share of the bandwidth that element-wise kernels reach."""
-    launch: float = 30e-6
-    """Seconds that a kernel takes at least: Python and torch have to start it. Fitted to one step
-    that a virtual machine with an H100 took (docs/planning.md)."""
+    launch: float = 25e-6
+    """Seconds that a kernel takes at least: Python and torch have to start it. This and the next
+    three are fitted to steps that virtual machines with an H100 and an H200 took
+    (docs/planning.md)."""
+    per_weight: float = 75e-6
+    """Seconds that DeepSpeed takes in Python for a trained weight: for its gradient in a backward
+    pass below stage 3, and again in the optimizer's step."""
+    teacher_hooks: float = 4.3e-3
+    """Seconds of DeepSpeed's hooks around a teacher's layer at stage 3, in Python."""
+    student_hooks: float = 14e-3
+    """Likewise of a student's, which has hooks on every module, forward and backward."""
     per_machine: int = 8
     cards: int = 8
     """Network cards of a machine: an assumption, one for each GPU with NVLink of today, else one
@@ -189,6 +197,10 @@ def measured_cpu(ranks: int) -> Device:
         efficiency=1.0,
         achieved_bandwidth=1.0,
         launch=_seconds(lambda: small + small),
+        per_weight=0.0,
+        # tests/benchmarks/hook_time.py: 71 and 147 ms of 24 layers, 25 at stage 0, on a busy CPU.
+        teacher_hooks=1.9e-3,
+        student_hooks=5e-3,
         per_machine=ranks,
         cards=1,
         link_latency=3e-4,

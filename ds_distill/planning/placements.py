@@ -24,8 +24,6 @@ from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.plan import Choice, Placement
 from ds_distill.planning.roofline import (
-    HOOK_SECONDS,
-    STUDENT_HOOK_SECONDS,
     StepTime,
     optimizer_seconds,
     pass_seconds,
@@ -229,11 +227,13 @@ class Placements:
     def _hook_seconds(
         self, zero: Zero, teachers: Iterable[str], micro_steps: int, passes: int
     ) -> float:
+        device = self._job.device
         if zero.stage < 3:
-            return 0.0
+            return micro_steps * sum(map(len, self._trained)) * device.per_weight
         of_student = sum(student.config.num_hidden_layers for student in self._students)
         of_teachers = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
-        return micro_steps * of_student * STUDENT_HOOK_SECONDS + passes * of_teachers * HOOK_SECONDS
+        seconds = micro_steps * of_student * device.student_hooks
+        return seconds + passes * of_teachers * device.teacher_hooks
 
     def _held(self, choice: Choice, micro_batch: int, micro_steps: int, together: int) -> Growth:
         """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states

@@ -25,7 +25,7 @@ class StepTime:
     optimizer: float = 0.0
     communication: float = 0.0
     hooks: float = 0.0
-    """DeepSpeed's, around each module at stage 3."""
+    """DeepSpeed's, around each module at stage 3, at each gradient below."""
 
     @property
     def total(self) -> float:
@@ -52,16 +52,9 @@ def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
     return measured * device.per_machine
 
 
-HOOK_SECONDS = 1.9e-3
-"""What DeepSpeed's hooks add to a teacher's layer at stage 3, in Python: 71 ms of 24 layers, 25 at
-stage 0, as tests/benchmarks/hook_time.py measured on one CPU rank. GPUs wait for it likewise."""
-
-STUDENT_HOOK_SECONDS = 5e-3
-"""Likewise of a student's layer, which has hooks on every module: 147 ms in that command."""
-
-
 def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> float:
-    """Of AdamW on a rank's share: each number is read and written once, gradients are read.
+    """Of AdamW on a rank's share: each number is read and written once, gradients are read. A GPU
+    may wait for Python.
 
     numels: elements of each weight.
     """
@@ -71,4 +64,5 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
         return whole if zero.stage == 0 else whole / zero.ranks
     share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
-    return moved / (device.bandwidth * device.achieved_bandwidth)
+    of_weights = len(numels) * device.per_weight
+    return max(of_weights, moved / (device.bandwidth * device.achieved_bandwidth))

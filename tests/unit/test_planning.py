@@ -164,7 +164,7 @@ def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path) -> None:
 
 def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
     [pays] = planned(tmp_path, "training.batch_size=256", "deepspeed=zero1_bf16").break_even
-    assert pays.live_of_cached > 1.5
+    assert pays.live_of_cached > 1.2
     assert pays.passes == pytest.approx(1.0, abs=0.1)  # micro-batches are as large as the cache's
     assert pays.in_recipe == 2
     # Small micro-batches of live teachers are slow: it costs less than one of these passes.
