@@ -78,7 +78,7 @@ def write_blocks(
     batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
     advance: called with the blocks that all ranks have done, positions in `plan.blocks`.
     """
-    claimed = claim()
+    claimed, block = claim(), _Block()
 
     def batches(at: int) -> list[np.ndarray]:
         split, part = plan.blocks[at]
@@ -99,7 +99,6 @@ def write_blocks(
         return call, missing[call.split].collate(call.examples, call.variant)
 
     waiting: Future[None] | None = None
-    block = _Block()
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
     with ThreadPoolExecutor(1) as aside:
         while claimed is not None:

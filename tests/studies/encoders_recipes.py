@@ -190,7 +190,7 @@ def methods(steps: int) -> dict[str, Method]:
         "expand-vocabulary, 8000 words": Method(_words_alone(8000), three),
         "minilm": Method((_distil(MINILM_LOSSES),), head=False),
         "patient-kd": Method((_distil(PATIENT),)),
-        "adapt-and-distill": Method(_adapt_and_distill(steps), head=False),
+        "adapt-and-distill": Method(_adapt_and_distill(steps), three, head=False),
         "tiny-biobert, narrow": Method((_distil(NARROW_TINY),), student={"config": NARROW}),
     }
 
