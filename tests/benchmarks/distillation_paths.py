@@ -266,6 +266,21 @@ def cached_batch(setting: Setting, number: int, folder: Path, repeats: int = 1) 
     return replace(make_batch(larger, number), signals=signals)
 
 
+def labelled_batch(setting: Setting, number: int) -> Batch:
+    """With random labels, and without what a teacher would read."""
+    batch = make_batch(setting, number)
+    config = setting.teachers["bert-large"]
+    kinds = CLASSES if setting.task == "classification" else config.vocab_size
+    generator = torch.Generator().manual_seed(number)
+    rows = batch.row_sets["all"]
+    return replace(
+        batch,
+        views={"student": batch.views["student"]},
+        labels=torch.randint(kinds, (len(rows),), generator=generator),
+        row_sets={"all": rows, "labelled": rows},
+    )
+
+
 def _codec(setting: Setting) -> TopKCodec:
     return TopKCodec(setting.teachers["bert-large"].vocab_size, ENTRIES)
 
@@ -301,12 +316,23 @@ def cached(setting: Setting, folder: Path, world: World) -> Runner:
     return _ours(setting, model_of(setting, folder, "student", world, ours=True), {}, world)
 
 
+def labels(setting: Setting, folder: Path, world: World) -> Runner:
+    """A student of labels alone."""
+    student = model_of(setting, folder, "student", world, ours=True)
+    return _ours(setting, student, {}, world, {"cross_entropy": {}})
+
+
 def _ours(
-    setting: Setting, student: PreTrainedModel, teachers: dict[str, PreTrainedModel], world: World
+    setting: Setting,
+    student: PreTrainedModel,
+    teachers: dict[str, PreTrainedModel],
+    world: World,
+    settings: dict[str, Any] | None = None,
 ) -> Runner:
-    losses = losses_of({"kl": {"temperature": TEMPERATURE}})
+    """settings: of the losses, in place of KL."""
+    losses = losses_of(settings or {"kl": {"temperature": TEMPERATURE}})
     router = None
-    if setting.task == "classification":  # one teacher's words are the target as they are
+    if setting.task == "classification" and not settings:  # one teacher's words are the target
         router = Router("average", temperature=TEMPERATURE)
     terms = build_terms(losses, TermInputs(student.config.hidden_size))
     bundle = Bundle(student, teachers, terms, router)

@@ -9,6 +9,7 @@ Paths:
 
 - live: teachers in the student's engine;
 - cached: their words come with the batch: class logits, or the top 64 as the cache keeps them;
+- labels: no teachers, cross-entropy with labels: what a step costs without distillation;
 - two-engines: each teacher in a DeepSpeed engine of its own, see `two_engines_rival`;
 - textbrewer: that package, see `textbrewer_rival`.
 
@@ -43,6 +44,8 @@ from distillation_paths import (
     Setting,
     cached,
     cached_batch,
+    labelled_batch,
+    labels,
     live,
     live_batch,
     make_batch,
@@ -78,6 +81,7 @@ def start_textbrewer(setting: Setting, folder: Path, world: World) -> Runner:
 PATHS: dict[str, Callable[[Setting, Path, World], Runner]] = {
     "live": live,
     "cached": cached,
+    "labels": labels,
     "two-engines": start_two_engines,
     "textbrewer": start_textbrewer,
 }
@@ -138,6 +142,8 @@ def batch_of(
     if name == "cached":
         return cached_batch(setting, number, folder, repeats)
     larger = replace(setting, batch=setting.batch * repeats)
+    if name == "labels":
+        return labelled_batch(larger, number)
     return live_batch(larger, number, world) if name == "live" else make_batch(larger, number)
 
 
@@ -360,7 +366,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--length", type=int, default=128, help="tokens of an example")
     parser.add_argument("--steps", type=int, default=20, help="steps measured, after a warm-up")
-    parser.add_argument("--config", default="zero1_auto", help="DeepSpeed config of the student")
+    parser.add_argument("--config", default="zero0_auto", help="DeepSpeed config of the student")
     parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))
     parser.add_argument(
         "--up-to", type=int, default=0, help="also steps of more examples, up to so many"

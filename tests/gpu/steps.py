@@ -141,23 +141,23 @@ def ours_ran(file: Path) -> str:
 def _model_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> list[Step]:
     read = ["--texts", str(texts), "--tokenizer", tokenizer]
     few = ["--examples", "24", "--length", "64", "--layers", "1", "--rounds", "1"]
-    rivals = ["live", "textbrewer", "cached"]
+    paths = ["live", "textbrewer", "cached", "labels"]
     return [
         # Four rounds of three paths: seconds each, but DeBERTa padded to 512.
         Step("teacher-speed", 240, 60, "teacher-speed.json",
              [f"{MODELS}/teacher_speed.py", "--resume", *read,
-              *(few if toy else ["--examples", "512", "--rounds", "3"]),
+              *(few if toy else ["--examples", "2048", "--rounds", "2"]),
               "--output", str(folder / "teacher-speed.json")]),
         # Models written once, then each path in a process: import, load, 23 steps, larger batches.
-        _distillation(folder, "step-classification", 300, 150, "classification", rivals, toy),
-        _distillation(folder, "step-masked-lm", 240, 100, "masked-lm", rivals, toy),
+        _distillation(folder, "step-classification", 300, 150, "classification", paths, toy),
+        _distillation(folder, "step-masked-lm", 240, 100, "masked-lm", paths, toy),
         _one_engine(folder, 3, toy),
     ]  # fmt: skip
 
 
 def _distillation(
     folder: Path, name: str, limit: int, least: int, task: str, paths: list[str], toy: bool,
-    config: str = "zero1_auto",
+    config: str = "zero0_auto",
 ) -> Step:  # fmt: skip
     file = folder / f"{name}.json"
     command = [f"{MODELS}/distillation_step.py", "--resume", "--task", task]
@@ -207,11 +207,11 @@ def beside_the_plan(file: Path) -> str:
 
 
 def stages_agree(folder: Path) -> str:
-    """The live path's first loss at stage 1 and 3: the same weights and batches, no dropout. What
+    """The live path's first loss at stage 0 and 3: the same weights and batches, no dropout. What
     bf16 sums are rounded by may differ."""
     one, three = (folder / f"{name}.json" for name in ("step-classification", "two-engines"))
     if not one.is_file():
-        return "no step at stage 1 to compare with"
+        return "no step at stage 0 to compare with"
     losses = [
         row["first_loss"]
         for file in (one, three)
@@ -220,8 +220,8 @@ def stages_agree(folder: Path) -> str:
     ]
     apart = abs(losses[0] - losses[-1]) / losses[0]
     if len(losses) < 2 or apart > 0.02:
-        raise ValueError(f"first losses of stage 1 and 3: {losses}")
-    return f"first losses of stage 1 and 3 are {apart:.2%} apart"
+        raise ValueError(f"first losses of stage 0 and 3: {losses}")
+    return f"first losses of stage 0 and 3 are {apart:.2%} apart"
 
 
 def _quickstart(folder: Path, model: str, toy: bool, half: str) -> Step:

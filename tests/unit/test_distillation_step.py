@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import growing
 import pytest
 import torch
 from distillation_paths import (
+    CLASSES,
     COUNTED,
     Setting,
     Steps,
@@ -83,6 +85,12 @@ def test_the_cached_path_loses_the_tail_alone(made: Made) -> None:
         assert 0.7 * live < ours < live
 
 
+def test_the_path_of_labels_begins_as_a_student_that_knows_nothing(made: Made) -> None:
+    setting, _, _, rows = made
+    kinds = CLASSES if setting.task == "classification" else setting.student.vocab_size
+    assert rows["labels"]["first_loss"] == pytest.approx(math.log(kinds), rel=0.1)
+
+
 def test_the_record_has_all_fields(made: Made) -> None:
     setting, _, shared, rows = made
     failed = {"path": "textbrewer", "error": "ModuleNotFoundError: No module named 'textbrewer'"}
@@ -97,11 +105,11 @@ def test_the_record_has_all_fields(made: Made) -> None:
         assert 0 < seconds["p20"] <= seconds["median"] <= seconds["p80"]
         assert row["tokens_per_second"] == pytest.approx(4 * 20 / seconds["median"])
         assert row["peak_bytes"] > 2**20 and row["dtype"] == "float32"
-    assert set(measured["of_live"]) == {"live", "cached", "two-engines"}
+    assert set(measured["of_live"]) == {"live", "cached", "labels", "two-engines"}
     assert measured["of_live"]["live"] == {"seconds": 1.0, "peak_bytes": 1.0}
     lines = table(measured).splitlines()
-    assert len(lines) == 5 and lines[-1] == f"textbrewer: {failed['error']}"
-    assert all(line.split()[0] in PATHS for line in lines[1:4])
+    assert len(lines) == 6 and lines[-1] == f"textbrewer: {failed['error']}"
+    assert all(line.split()[0] in PATHS for line in lines[1:5])
 
 
 def test_paths_that_are_done_are_left_out(made: Made, tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_losses_of_two_stages_must_agree(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps({"paths": rows}))
 
     write("two-engines", 1.001)
-    assert stages_agree(tmp_path) == "no step at stage 1 to compare with"
+    assert stages_agree(tmp_path) == "no step at stage 0 to compare with"
     write("step-classification", 1.0)
-    assert stages_agree(tmp_path) == "first losses of stage 1 and 3 are 0.10% apart"
+    assert stages_agree(tmp_path) == "first losses of stage 0 and 3 are 0.10% apart"
     write("two-engines", 1.5)
     with pytest.raises(ValueError, match=r"\[1.0, 1.5\]"):
         stages_agree(tmp_path)
