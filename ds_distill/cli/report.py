@@ -1,4 +1,4 @@
-"""`ds-distill report`: finished runs side by side."""
+"""`ds-distill report`: a run's report anew, or finished runs side by side."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ def report(
         typer.Argument(metavar="RUN...", help="Folders of finished runs, or of `evaluate`."),
     ],
     output: Annotated[
-        Path, typer.Option(help="The page to write; the numbers go to a .json beside it.")
-    ] = Path("comparison.html"),
+        Path | None,
+        typer.Option(
+            help="The page to write; the numbers go to a .json beside it.",
+            show_default="comparison.html; of one run its report.html",
+        ),
+    ] = None,
 ) -> None:
     """Set finished runs side by side, on the terminal and on a page.
 
     Models that judged the same examples stand in one table, with the paired interval of their
     difference to the first run's student; other tasks and splits in tables of their own. Of one
-    run that has not finished it writes report.html, which says where the run stopped.
+    run it writes report.html anew; of one that has not finished it says where the run stopped.
     """
-    from ds_distill.files import write_json, write_text
+    from ds_distill.files import read_json, write_json, write_text
     from ds_distill.recipe import load_recipe
     from ds_distill.reporting.page import page
     from ds_distill.run.folder import SWEEP, RunFolder
-    from ds_distill.run.publish import report_stopped
+    from ds_distill.run.publish import report_stopped, write_report
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
     from ds_distill.tables import Table
 
@@ -39,10 +43,16 @@ def report(
             _say_sweep(run, alone=len(runs) == 1)
             return
     first = RunFolder(runs[0])
-    if len(runs) == 1 and first.holds_run() and not first.results.is_file():
-        report_stopped(load_recipe(runs[0] / "recipe.yaml"), first, "It has not finished.")
-        say(f"{first.how_to_finish()}\nReport   {first.report}")
+    if len(runs) == 1 and first.holds_run() and (output is None or not first.results.is_file()):
+        recipe = load_recipe(runs[0] / "recipe.yaml")
+        if first.results.is_file():
+            write_report(recipe, first, read_json(first.results))
+        else:
+            report_stopped(recipe, first, "It has not finished.")
+            say(first.how_to_finish())
+        say(f"Report   {first.report}")
         return
+    output = output or Path("comparison.html")
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html.")
     groups = side_by_side(runs)

@@ -117,6 +117,16 @@ def test_an_evaluation_that_cannot_be_is_refused(
         ds_distill("evaluate", tmp_path, recipe, "--task", "kind")
 
 
+def test_the_report_of_a_finished_run_is_written_anew(place: Path) -> None:
+    """It wrote comparison.html where one was, in the folder that one was in."""
+    report = place / "short" / "report.html"
+    before = report.read_text(encoding="utf-8")
+    report.unlink()
+    done = ds_distill("report", place / "short")
+    assert done.exit_code == 0 and done.output == f"Report   {report}\n"
+    assert report.read_text(encoding="utf-8") == before
+
+
 def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
     page = place / "both.html"
     done = ds_distill("report", place / "short", place / "long", "--output", page)
