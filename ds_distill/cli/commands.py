@@ -15,6 +15,7 @@ from ds_distill.cli.export import export
 from ds_distill.cli.init import init
 from ds_distill.cli.loading import (
     execute_recipe,
+    go_offline,
     import_without_torch,
     load,
     phases_until,
@@ -319,6 +320,7 @@ def predict(
     prediction."""
     if output is not None and output.is_file() and file.is_file() and output.samefile(file):
         raise UserError(f"--output {output}: is the file of the texts. Name another one.")
+    go_offline([model], [], None)
     with text_output(output) as target:
         from ds_distill.predictors.file import predict_file
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from ds_distill.cli import app
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.offline import go_offline_without_hub, models_and_data, reads_hub
 
@@ -48,6 +50,20 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(asked: list[Any]) -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert go_offline_without_hub(*named("mind")) is None
     assert asked == [("huggingface.co", 443)]
+
+
+def test_predict_asks_once_too(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For a student that is nowhere it tried for half a minute."""
+    monkeypatch.setattr("ds_distill.predictors.file.predict_file", lambda *_, **__: None)
+    (tmp_path / "texts.txt").write_text("a\n")
+    done = CliRunner().invoke(app, ["predict", "nowhere", str(tmp_path / "texts.txt")])
+    assert done.exit_code == 0 and "huggingface.co cannot be reached" in done.stderr
+    assert asked == [("huggingface.co", 443)]
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    CliRunner().invoke(app, ["predict", str(tmp_path), str(tmp_path / "texts.txt")])
+    assert len(asked) == 1  # a folder is no hub id
 
 
 def test_a_mirror_is_asked_in_its_place(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
