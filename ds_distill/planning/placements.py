@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -193,24 +193,10 @@ class Placements:
         states = training_states(self._trained, sum(self._frozen), dict(teachers), zero)
         worst = self._work(choice, length, micro_batch, together)
         usual = self._work(choice, round(self._job.split.tokens), micro_batch, together)
-        of_student = sum(
-            pass_seconds(student, own, device)
-            for student, own in zip(self._students, usual.student_passes, strict=True)
-        )
-        of_student += seconds(usual.head_cost, device, self._dtype)
-        of_teachers = (
-            pass_seconds(self._teachers[name], one, device)
-            for name, one in usual.teacher_passes.items()
-        )
-        passes = -(-micro_steps // together)
-        sent = sent_in_training(self._trained, self._frozen, teachers, zero, micro_steps, passes)
-        step = StepTime(
-            teachers=micro_steps / together * sum(of_teachers),
-            student=micro_steps * of_student,
-            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
-            communication=communication_seconds(sent, zero.ranks, device),
-            hooks=self._hook_seconds(zero, teachers, micro_steps, passes),
-        )
+        step = self._step(device, usual, zero, teachers, micro_steps, together)
+        computing = step
+        if device.is_gpu:
+            computing = self._step(device.alone, usual, zero, teachers, micro_steps, together)
         signals = self._held(choice, micro_batch, micro_steps, together)
         beside = replace(worst, head=worst.head + replace(signals, fixed=0.0))
         return Placement(
@@ -221,13 +207,41 @@ class Placements:
             signals.here,
             beside.largest(device.usable - states.total - round(signals.fixed)),
             step,
+            computing.total,
             device.usable,
         )
 
+    def _step(
+        self,
+        device: Device,
+        work: Work,
+        zero: Zero,
+        teachers: Mapping[str, list[int]],
+        micro_steps: int,
+        together: int,
+    ) -> StepTime:
+        of_student = sum(
+            pass_seconds(student, own, device)
+            for student, own in zip(self._students, work.student_passes, strict=True)
+        )
+        of_student += seconds(work.head_cost, device, self._dtype)
+        of_teachers = (
+            pass_seconds(self._teachers[name], one, device)
+            for name, one in work.teacher_passes.items()
+        )
+        passes = -(-micro_steps // together)
+        sent = sent_in_training(self._trained, self._frozen, teachers, zero, micro_steps, passes)
+        return StepTime(
+            teachers=micro_steps / together * sum(of_teachers),
+            student=micro_steps * of_student,
+            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
+            communication=communication_seconds(sent, zero.ranks, device),
+            hooks=self._hook_seconds(device, zero, teachers, micro_steps, passes),
+        )
+
     def _hook_seconds(
-        self, zero: Zero, teachers: Iterable[str], micro_steps: int, passes: int
+        self, device: Device, zero: Zero, teachers: Iterable[str], micro_steps: int, passes: int
     ) -> float:
-        device = self._job.device
         if zero.stage < 3:
             return micro_steps * sum(map(len, self._trained)) * device.per_weight
         of_student = sum(student.config.num_hidden_layers for student in self._students)

@@ -39,6 +39,9 @@ class Placement:
     """Examples that fit; 0 where not even one does."""
     step: StepTime
     """Of an optimizer step of the recipe's batch."""
+    computing: float
+    """Seconds of it in which a GPU computes and sends; in the others it waits for Python. On a CPU
+    all of them."""
     usable: int
 
     @property

@@ -11,6 +11,8 @@ from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
 from ds_distill.planning.units import amount, duration, rate
 from ds_distill.tables import Table
 
+MOSTLY_WAITS = 0.5
+"""Of a step's time, below which a plan says that the GPU waits for Python."""
 _COLUMNS = (
     "run as",
     "teachers",
@@ -99,6 +101,12 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
     parts = asdict(chosen).items()
     shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts if part)
     yield f"  a step: {shares}"
+    if job.chosen.computing < MOSTLY_WAITS * chosen.total:
+        yield (
+            f"  The GPU computes and sends for {duration(job.chosen.computing)} of "
+            f"{duration(chosen.total)}, and waits for Python in the rest: more examples in a "
+            "micro-batch take little longer."
+        )
 
 
 def _row(placement: Placement, chosen: bool) -> list[str]:

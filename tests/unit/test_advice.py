@@ -20,7 +20,7 @@ from ds_distill.recipe import load_recipe
 def placement(stage: int, teachers: str, gib: float, seconds: float) -> Placement:
     states, step = States(round(gib * GIB)), StepTime(student=seconds)
     choice = Choice(stage, teachers, checkpointing=False)
-    return Placement(choice, states, 0, 0, 0, 1, step, usable=10 * GIB)
+    return Placement(choice, states, 0, 0, 0, 1, step, seconds, usable=10 * GIB)
 
 
 def plan(whole: float, sharded: float, passes: float, in_recipe: int = 7) -> Plan:

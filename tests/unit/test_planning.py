@@ -148,6 +148,17 @@ def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path: Path) 
     assert not with_batch(round(1.02 * largest))
 
 
+def test_a_plan_says_where_a_gpu_waits_for_python(tmp_path: Path) -> None:
+    small = planned(tmp_path, "training.batch_size=8", "deepspeed=zero1_bf16")
+    large = planned(tmp_path, "training.batch_size=16384", "deepspeed=zero1_bf16")
+    own = [plan.jobs[0].chosen for plan in (small, large)]
+    assert own[0].computing < 0.2 * own[0].step.total
+    assert own[1].computing > 0.8 * own[1].step.total
+    said = "waits for Python in the rest: more examples in a micro-batch take little longer."
+    assert [said in plan_text(plan) for plan in (small, large)] == [True, False]
+    assert small.to_json()["jobs"][0]["chosen"]["computing"] == own[0].computing
+
+
 def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path) -> None:
     [job] = planned(tmp_path, "task.max_length=256", "training.batch_size=512").jobs
     own = job.chosen
