@@ -74,15 +74,19 @@ class ByClass:
     """Of many classes the rest; see `worst_and_best`."""
 
     @property
-    def reach(self) -> float:
-        """The largest difference that is shown."""
-        every = (abs(d) for row in self.shown for d in row.differences.values() if d is not None)
-        return max(every, default=0.0) or 1.0
+    def span(self) -> tuple[float, float]:
+        """The lowest and the highest of the differences that are shown, and of 0."""
+        every = [d for row in self.shown for d in row.differences.values() if d is not None]
+        low, high = min([0.0, *every]), max([0.0, *every])
+        return (low, high) if low < high else (0.0, 1.0)
 
-    def bars(self, teacher: str) -> list[tuple[str, float]]:
-        """Of a figure: (the class's name, shortened; its difference as a share of `reach`)."""
+    def bars(self, teacher: str) -> list[tuple[str, float, float]]:
+        """Of a figure: the class's name, shortened, and where the bars of 0 and of its difference
+        end, as shares of the way through `span`."""
+        low, high = self.span
+        zero = -low / (high - low)
         return [
-            (shortened(row.label), (row.differences[teacher] or 0.0) / self.reach)
+            (shortened(row.label), zero, zero + (row.differences[teacher] or 0.0) / (high - low))
             for row in self.shown
         ]
 

@@ -18,7 +18,7 @@ from ds_distill.files import write_json, write_text
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
-from ds_distill.reporting.by_class import by_class
+from ds_distill.reporting.by_class import ByClass, ClassRow, ClassScores, by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.page import page as tables_page
 from ds_distill.reporting.page_figures import page_figures
@@ -453,6 +453,27 @@ def test_a_page_sets_the_students_f1_of_each_class_beside_each_teachers():
         del model["confusion"]
         model["class_counts"] = {"red": [6, 6, 10], "green": [0, 4, 0]}
     assert by_class(models, "average").shown[0].scores == red.scores
+
+
+def test_the_bars_of_classes_take_the_whole_figure():
+    """Where all differences were of one sign, half of it was empty."""
+
+    def rows(*differences: float | None) -> ByClass:
+        scores = ClassScores(10, 1.0, 1.0, 1.0)
+        named = {f"class {n}": {"first": one} for n, one in enumerate(differences)}
+        made = [ClassRow(label, scores, one) for label, one in named.items()]
+        return ByClass("student", ["first"], made, [])
+
+    assert rows(0.2, 0.4).span == (0.0, 0.4)
+    assert [bar[1:] for bar in rows(0.2, 0.4).bars("first")] == [(0.0, 0.5), (0.0, 1.0)]
+    assert rows(-0.4, None).span == (-0.4, 0.0)
+    assert [bar[1:] for bar in rows(-0.4, None).bars("first")] == [(1.0, 0.0), (1.0, 1.0)]
+    found = rows(-0.1, 0.3).bars("first")
+    assert [bar[1:] for bar in found] == [
+        (pytest.approx(0.25), pytest.approx(0.0)),
+        (pytest.approx(0.25), pytest.approx(1.0)),
+    ]
+    assert rows(0.0, None).span == (0.0, 1.0)
 
 
 def test_a_page_shows_what_the_student_takes_for_what():
