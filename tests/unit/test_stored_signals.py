@@ -170,6 +170,31 @@ def test_encoding_the_top_waits_for_nothing_and_begins_few_operations() -> None:
     assert found[0] == found[1] < 100
 
 
+def test_encoding_what_is_likely_waits_once_and_copies_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For how much there is. Its tables went to the device anew for each 549 rows."""
+    logits, copied, waited = 3 * torch.randn(40, V), list[torch.Tensor](), 0
+    FITTED.encode(logits)
+    moves, lists = torch.Tensor.to, torch.Tensor.tolist
+
+    def to(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if isinstance(args[0], torch.device):
+            copied.append(tensor)
+        return moves(tensor, *args, **options)
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        nonlocal waited
+        waited += 1
+        return lists(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    with Waits() as waits:
+        FITTED.encode(logits, finite=True)
+    assert (waits.found, copied, waited) == ([], [], 1)
+
+
 class Operations(TorchDispatchMode):
     """Counts them."""
 

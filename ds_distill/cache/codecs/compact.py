@@ -135,7 +135,7 @@ class CompactCodec(VocabularyCodec):
         coordinates = self.tail.coordinates(logits - lse, self.threshold)
         log_probs, ids, rest = top_of(logits, lse, self._most)
         stored = log_probs >= math.log(self.threshold)
-        stored[:, 0] = True
+        stored[:, 0].fill_(True)
         left_out = torch.cat((log_probs.masked_fill(stored, -math.inf), rest[:, None]), 1)
         tail = torch.logsumexp(left_out, 1).clamp(max=_LEAST_TAIL).half()
 
@@ -148,9 +148,10 @@ class CompactCodec(VocabularyCodec):
         k = stored.sum(1)
         lengths = self._constants.on(k.device)[2][k]
         ends = lengths.cumsum(0)
-        at = self._layout(k, ends - lengths)
+        entries, size = torch.stack((k.sum(), lengths.sum())).tolist()  # the one wait for a GPU
+        at = self._layout(k, ends - lengths, entries)
         # One byte per int32, so that fields that share a byte can be added.
-        data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
+        data = torch.zeros(size, dtype=torch.int32, device=k.device)
         header = torch.stack((k, step.long()), 1)
         numbers = (tail[:, None].view(torch.uint8), coordinates.view(torch.uint8))
         header = torch.cat((header, *(part.long() for part in numbers)), 1)

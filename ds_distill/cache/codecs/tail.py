@@ -58,6 +58,14 @@ class TailShape:
         """`log_prior`, `scales`, and `directions` as float32."""
         return Constants(self.log_prior, self.scales, self.directions.float())
 
+    @cached_property
+    def _weights(self) -> Constants:
+        """The prior's log-probs and probabilities [V], and the squared length of each direction
+        [D]: directions are integers, and scales are for integer coordinates."""
+        weights = torch.softmax(self.log_prior, 0)
+        length = (weights @ self.directions.float().square()).clamp(min=1e-30)
+        return Constants(torch.log_softmax(self.log_prior, 0), weights, length)
+
     @staticmethod
     def even(vocabulary: int) -> TailShape:
         return TailShape(
@@ -117,21 +125,18 @@ class TailShape:
 
     def _distances(self, log_probs: Tensor, threshold: float) -> Tensor:
         """Log-probs of the tail minus the prior's, 0 where an entry is stored: [n, V]."""
-        log_prior = torch.log_softmax(self.log_prior, 0).to(log_probs.device)
+        log_prior, _, _ = self._weights.on(log_probs.device)
         distances = (log_probs - log_prior).clamp_(-_FARTHEST, _FARTHEST)
         return distances.masked_fill_(log_probs >= math.log(threshold), 0.0)
 
     def coordinates(self, log_probs: Tensor, threshold: float) -> Tensor:
         """Coordinates of rows along the directions: log-probs float32 [n, V] -> int8 [n, D]."""
-        device = log_probs.device
-        directions = self.directions.to(device).float()
-        weights = torch.softmax(self.log_prior, 0).to(device)
-        # Directions are integers of length `length`; scales are for integer coordinates.
-        length = (weights @ directions.square()).clamp(min=1e-30)
+        _, scales, directions = self._constants.on(log_probs.device)
+        _, weights, length = self._weights.on(log_probs.device)
         weighted = self._distances(log_probs, threshold) * weights
         weighted -= weights * weighted.sum(1, keepdim=True)
         projected = weighted @ directions / length
-        return (projected / self.scales.to(device)).round_().clamp_(-127, 127).to(torch.int8)
+        return (projected / scales).round_().clamp_(-127, 127).to(torch.int8)
 
     def spread(self, top: TopK, coordinates: Tensor | None = None) -> Tensor:
         """Full distributions, float32 [n, V]. coordinates: int8 [n, D], if there are directions."""
