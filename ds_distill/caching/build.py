@@ -16,7 +16,7 @@ from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
 from ds_distill.caching.missing import Missing
 from ds_distill.data.batches import stored_rows
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
@@ -96,7 +96,8 @@ def write_blocks(
             claimed = claim()
 
     def collate(call: _Call) -> tuple[_Call, Batch]:
-        return call, missing[call.split].collate(call.examples, call.variant)
+        batch = missing[call.split].collate(call.examples, call.variant)
+        return call, pinned_for(engine.world.device, batch)
 
     waiting: Future[None] | None = None
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
@@ -109,9 +110,7 @@ def write_blocks(
                     if waiting is not None:
                         waiting.result()
                     if call.block is not None:
-                        split, part = plan.blocks[call.block]
-                        keys = plan.keys[split][part]
-                        waiting = aside.submit(_write, writer, call, schema, block, keys, teacher)
+                        waiting = aside.submit(_write, writer, call, schema, block, plan, teacher)
                     advance(call.done)
                     block = _Block()
             if waiting is not None:
@@ -180,11 +179,11 @@ class _Block:
 
 
 def _write(
-    writer: ShardWriter, call: _Call, schema: SignalSchema, block: _Block, keys: np.ndarray,
-    teacher: str,
-) -> None:  # fmt: skip
+    writer: ShardWriter, call: _Call, schema: SignalSchema, block: _Block, plan: Plan, teacher: str
+) -> None:
     assert call.block is not None
-    counts = block.counts
+    split, part = plan.blocks[call.block]
+    keys, counts = plan.keys[split][part], block.counts
     try:
         batch = schema.record_batch(block.encoded, counts)
     except NotFinite as error:

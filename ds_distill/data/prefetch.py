@@ -8,10 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+import torch
+
 from ds_distill.process.activity import mark
+from ds_distill.types import Batch
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+def pinned_for(device: torch.device, batch: Batch) -> Batch:
+    """A batch whose copy to a device does not wait for what that has still to do."""
+    return batch.pin_memory() if device.type == "cuda" else batch
 
 
 def prefetch(make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.hidden_words import HiddenWordsCollator
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import plan_once, split_batch
 from ds_distill.engine.world import World
 from ds_distill.evaluation.predictions import TokenScores
@@ -51,8 +51,12 @@ def _batches(
     world = runner.world
     batches = plan_once(collate.lengths, batch_size * world.size)
     shares = [split_batch(batch, 1, world.size, world.rank)[0] for batch in batches]
+
+    def pinned(share: np.ndarray) -> Batch:
+        return pinned_for(world.device, collate(share))
+
     with bar or nullcontext() as progress:
-        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
+        for batch, mine, inputs in zip(batches, shares, prefetch(pinned, shares), strict=True):
             yield mine, inputs
             if progress:
                 progress.advance(len(batch))

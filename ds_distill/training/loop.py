@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import padding_share, plan_epoch, split_batch
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.validation_split import CHOOSING_SPLIT
@@ -176,12 +176,10 @@ class _Training:
         progress = number / self.total_steps
         signals = self.job.bundle.needs_teachers(progress)
         shares = split_batch(batch, self._micro_steps, world.size, world.rank)
+        collated = (self.job.collate(share, epoch, signals=signals) for share in shares)
         micro_batches = [
-            replace(self.job.collate(share, epoch, signals=signals), progress=progress)
-            for share in shares
+            pinned_for(world.device, replace(batch, progress=progress)) for batch in collated
         ]
-        if world.device.type == "cuda":
-            micro_batches = [micro_batch.pin_memory() for micro_batch in micro_batches]
         if self.run.profiler is not None:
             self.run.profiler.batches(self.job.key, number, micro_batches)
         return micro_batches

@@ -23,7 +23,7 @@ from large_teachers import configurations
 from teacher_speed import read_texts
 from transformers import AutoModelForMaskedLM
 
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import is_half
@@ -88,7 +88,8 @@ def bare_forward(run: Run) -> tuple[float, int]:
     with inference_engine(run, [reference]) as engine:
         engine.predict(collate(batches[0], 0), [TEACHER])  # warms up
         started = time.perf_counter()
-        for batch in prefetch(lambda some: collate(some, 0), batches):
+        device = run.world.device
+        for batch in prefetch(lambda some: pinned_for(device, collate(some, 0)), batches):
             outputs = engine.predict(batch, [TEACHER])[TEACHER].logits
         outputs[-1, -1].item()  # waits for the device
         return time.perf_counter() - started, int(collate.lengths.sum())

@@ -26,7 +26,7 @@ from flops import encoder_flops
 from large_teachers import configurations
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import deepspeed_config
@@ -100,7 +100,8 @@ def our_loop(engine: Engine, ids: list[np.ndarray], packed: bool) -> torch.Tenso
         whole = padded([ids[example] for example in batch])
         view: View = PackedView.of(whole) if packed else whole
         every = torch.arange(len(batch))
-        return Batch(torch.zeros(len(batch), 2), {"teacher": view}, every, {"all": every})
+        made = Batch(torch.zeros(len(batch), 2), {"teacher": view}, every, {"all": every})
+        return pinned_for(engine.world.device, made)
 
     for batch, question in zip(batches, prefetch(collate, batches), strict=True):
         outputs = engine.predict(question, ["teacher"])["teacher"].logits.cpu()
