@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,12 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker, writer_name
+from ds_distill.caching.build import write_blocks
 from ds_distill.caching.missing import missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
 
 
 @pytest.fixture
@@ -299,3 +303,42 @@ def test_too_many_open_files_are_no_damage(cache):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert len(reader.read("first", rows)) == 50
+
+
+def test_a_blocks_first_batch_is_made_while_the_one_before_is_computed():
+    """Each block waited for its claim and its first batch; stands in for engine and writer."""
+    begun = [threading.Event() for _ in range(3)]
+    events: list[str] = []
+    keys = np.arange(12).reshape(6, 2)
+    plan, schema = Plan(0, 2, [keys]), SignalSchema(dtype="float16", classes=3)
+
+    class Collate:
+        lengths = np.full(6, 4)
+
+        def __call__(self, some: np.ndarray, variant: int) -> Batch:
+            begun[some[0] // 2].set()
+            ids = torch.ones(len(some), 4, dtype=torch.int64)
+            rows = torch.arange(len(some))
+            views = {"t": PaddedView(ids, ids)}
+            return Batch(torch.from_numpy(keys[some]), views, rows, {"all": rows})
+
+    class Runner:
+        world = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
+
+        def predict(self, batch: Batch, models: Any, layers: Any) -> dict[str, Signals]:
+            number = int(batch.keys[0, 0]) // 2 // 2
+            if number < 2:
+                assert begun[number + 1].wait(30), f"block {number + 1} is not begun"
+            events.append(f"computed {number}")
+            return {"t": Signals(torch.zeros(len(batch.keys), 3))}
+
+    blocks = iter([[0], [1], [2], [None], None])
+    written: list[int] = []
+    writer: Any = SimpleNamespace(append=lambda at, batch, rows: written.append(at))
+    some: Any = [SimpleNamespace(collate=Collate(), indices=np.arange(6))]
+    done: list[int] = []
+    runner: Any = Runner()
+    write_blocks(runner, writer, lambda: next(blocks), "t", schema, plan, some, 2, done.extend)
+    assert events == ["computed 0", "computed 1", "computed 2"]
+    assert written == done == [0, 1, 2]
+    assert next(blocks, "all were asked for") == "all were asked for"
