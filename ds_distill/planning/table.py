@@ -102,10 +102,10 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
     shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts if part)
     yield f"  a step: {shares}"
     if job.chosen.computing < MOSTLY_WAITS * chosen.total:
+        works = "computes and sends" if chosen.communication else "computes"
         yield (
-            f"  The GPU computes and sends for {duration(job.chosen.computing)} of "
-            f"{duration(chosen.total)}, and waits for Python in the rest: more examples in a "
-            "micro-batch take little longer."
+            f"  The GPU {works} for {duration(job.chosen.computing)} of {duration(chosen.total)}, "
+            "and waits for Python in the rest: more examples in a micro-batch take little longer."
         )
 
 
