@@ -74,7 +74,7 @@ class Device:
         return int(self.memory * (1 - self.reserve))
 
     @property
-    def alone(self) -> Device:
+    def without_python(self) -> Device:
         """A GPU that never waits for Python."""
         return replace(self, launch=0.0, per_weight=0.0, teacher_hooks=0.0, student_hooks=0.0)
 

@@ -196,7 +196,9 @@ class Placements:
         step = self._step(device, usual, zero, teachers, micro_steps, together)
         computing = step
         if device.is_gpu:
-            computing = self._step(device.alone, usual, zero, teachers, micro_steps, together)
+            computing = self._step(
+                device.without_python, usual, zero, teachers, micro_steps, together
+            )
         signals = self._held(choice, micro_batch, micro_steps, together)
         beside = replace(worst, head=worst.head + replace(signals, fixed=0.0))
         return Placement(
