@@ -112,7 +112,8 @@ def test_losses_on_two_ranks_are_those_on_one(folders: dict[str, Path], which: s
 
     one, two = losses(folders[ONE_RANK]), losses(folders[which])
     assert [loss[:2] for loss in one] == [loss[:2] for loss in two] and len(one) > 5
-    assert [loss[2] for loss in two] == pytest.approx([loss[2] for loss in one], rel=2e-6)
+    # A loss near 0 is a difference of float32s near 1: it has their error, not its own.
+    assert [loss[2] for loss in two] == pytest.approx([loss[2] for loss in one], rel=2e-6, abs=5e-7)
 
 
 def refusal(ds_distill: Any, folder: Path, settings: dict[str, Any]) -> str:
