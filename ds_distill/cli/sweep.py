@@ -48,8 +48,9 @@ def sweep(
     from ds_distill.sweep.grid import variants
 
     fixed, found = variants(settings or [])
-    path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
-    run_settings(Given(recipe, fixed, small), found, path, how, resume)
+    given = Given(recipe, fixed, small)
+    path = folder or Path("runs") / f"{given.load(more=found[0].overrides).name}-sweep"
+    run_settings(given, found, path, how, resume)
 
 
 def run_settings(

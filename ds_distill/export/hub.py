@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import read_json
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import RunFolder, student_folder
 
 _LEFT_OUT = ("training.json",)
 """Of the student's folder: what resumes a run."""
@@ -46,11 +46,11 @@ def uploads_of(folder: Path) -> list[Upload]:
     if not run.holds_run():
         raise UserError(f"{folder}: is no run's folder.")
     run.check_finished()
-    if not run.student.is_dir():
-        raise UserError(f"{folder}: this run has no student to push.")
-    files = sorted(path for path in run.student.rglob("*") if path.is_file())
+    student = student_folder(folder)
+    assert student is not None
+    files = sorted(path for path in student.rglob("*") if path.is_file())
     found = [
-        Upload(str(path.relative_to(run.student)), path)
+        Upload(str(path.relative_to(student)), path)
         for path in files
         if path.name not in _LEFT_OUT and path.name[0] != "."
     ]

@@ -14,7 +14,7 @@ from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.reporting.results import records_of
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import RunFolder, why_no_models
 from ds_distill.run.records import read_results
 from ds_distill.run.speed import Case, load_trained, measure
 
@@ -57,10 +57,12 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
     """The models that a finished run has evaluated, in fp32, on a GPU if there is one. They take
     turns, batch by batch, so that a machine that slows down slows all of them.
 
-    Raises UserError for a run that has not finished or has evaluated nothing.
+    Raises UserError for a run that has not finished, has evaluated nothing or kept no models.
     """
     run = RunFolder(folder)
     run.check_finished()
+    if (why := why_no_models(folder)) is not None:
+        raise UserError(f"{folder}: {why}")
     recipe = load_recipe(folder / "recipe.yaml")
     evaluated = records_of(read_results(run.results), "evaluation")
     if not evaluated:

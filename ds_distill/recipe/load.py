@@ -39,6 +39,12 @@ def recipe_path(reference: str | Path) -> Path:
     reference, builtin = str(reference), builtin_recipes()
     if reference in builtin:
         return builtin[reference]
+    if path.is_dir():
+        inside = path / "recipe.yaml"
+        name = f" This run's is {inside}." if inside.is_file() else ""
+        raise UserError(
+            f"recipe {reference!r} is a folder. A recipe is a file or a built-in name.{name}"
+        )
     raise UserError(
         f"recipe {reference!r} is neither a file nor a built-in recipe."
         f"{did_you_mean(reference, builtin)} "

@@ -338,7 +338,7 @@ def student_folder(folder: str | Path) -> Path | None:
     if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
         return None
     if not (path / "student").is_dir():
-        raise UserError(f"{folder}: {_why_no_student(path.absolute())}")
+        raise UserError(f"{folder}: {_why_no_student(path)}")
     return path / "student"
 
 
@@ -348,10 +348,18 @@ def _why_no_student(run: Path) -> str:
             "this run has no student yet. Finish it (ds-distill run ... --resume), or name a "
             "model's folder."
         )
-    if (run.parent.parent / SWEEP).is_file():
-        return (
-            "it is a run of a sweep, which kept no models. Start the sweep with --keep in another "
-            "--folder, or run this one alone: "
-            f"{shlex.join(['ds-distill', 'run', str(run / 'recipe.yaml'), '--folder'])} FOLDER."
-        )
+    if (why := why_no_models(run)) is not None:
+        return why
     return "this run has ended without a student. Name a model's folder."
+
+
+def why_no_models(run: Path) -> str | None:
+    """Why a finished run has no models, and what to do; None where it is no run of a sweep that
+    kept none."""
+    if (run / "models").is_dir() or not (run.absolute().parent.parent / SWEEP).is_file():
+        return None
+    return (
+        "it is a run of a sweep, which kept no models. Start the sweep with --keep in another "
+        "--folder, or run this one alone: "
+        f"{shlex.join(['ds-distill', 'run', str(run / 'recipe.yaml'), '--folder'])} FOLDER."
+    )
