@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.process.terminal import escaped as visible
+from ds_distill.recipe.data import Data, SplitFrom
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.recipe.sources import source_of
@@ -117,13 +118,13 @@ def _metadata(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any] | None
 ) -> ModelCardData:
     task = _task(recipe, results)
-    hub_data = _hub_data(task)
+    hub_data = [path for path in _paths(task) if _is_hub_data(path)]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=TASKS[task.type].pipeline,
         tags=["knowledge-distillation", "ds-distill"],
         base_model=_base_model(recipe.student),
-        datasets=[hub_data] if hub_data else None,
+        datasets=hub_data or None,
         metrics=_hub_metrics(evaluation) if evaluation else None,
         model_name=recipe.name if evaluation else None,
         eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
@@ -165,15 +166,11 @@ def _eval_results(
 ) -> list[EvalResult]:
     own = evaluation["models"][results["student"]]
     task = _task(recipe, results)
-    hub_data = _hub_data(task)
-    split = evaluation["split"]
+    judged_on = _split_on_hub(task, evaluation["split"])
     return [
         EvalResult(
             task_type=TASKS[task.type].pipeline,
-            dataset_type=hub_data or "local",
-            dataset_name=hub_data or _name_of_data(task.data.path),
-            dataset_config=task.data.config if hub_data else None,
-            dataset_split=task.data.own_splits().get(split, split),
+            **judged_on,
             metric_type=metric.hub_name,
             metric_name=metric.heading(),
             metric_value=round(own[name], 4),
@@ -181,6 +178,25 @@ def _eval_results(
         for name, metric in metrics_of(evaluation).items()
         if metric.hub_name and own[name] is not None
     ]
+
+
+def _split_on_hub(task: TaskSettings, split: str) -> dict[str, Any]:
+    """What the hub's results say of the data of a split; those of several are no data set of its
+    own."""
+    of_split = task.data.splits_from().get(split)
+    first: Data | SplitFrom = task.data if of_split is None else of_split[0]
+    paths = list(dict.fromkeys(part.path for part in of_split or ())) or [first.path]
+    if of_split is None:
+        split = task.data.own_splits().get(split, split)
+    elif len(of_split) == 1:
+        split = of_split[0].split or "train"
+    from_hub = len(paths) == 1 and _is_hub_data(first.path)
+    return {
+        "dataset_type": first.path if from_hub else "local",
+        "dataset_name": ", ".join(map(_name_of_data, paths)),
+        "dataset_config": first.config if from_hub else None,
+        "dataset_split": split,
+    }
 
 
 def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str, Any] | None:
@@ -297,12 +313,16 @@ def _model(reference: str) -> str:
 
 
 def _data(task: TaskSettings) -> str:
-    hub_data = _hub_data(task)
-    config = f" ({_code(task.data.config)})" if hub_data and task.data.config else ""
-    own = _code(hub_data or _name_of_data(task.data.path)) + config
+    own, *others = map(_code, map(_name_of_data, _paths(task)))
+    named = task.data.config if _is_hub_data(task.data.path) else None
+    config = f" ({_code(named)})" if named else ""
+    return ", ".join([own + config, *others])
+
+
+def _paths(task: TaskSettings) -> list[str]:
+    """Where a task's data come from, each once: its own first, then those of single splits."""
     parts = [part for split in task.data.splits_from().values() for part in split]
-    others = [_code(_name_of_data(part.path)) for part in parts]
-    return ", ".join(dict.fromkeys([own, *others]))
+    return list(dict.fromkeys([task.data.path, *(part.path for part in parts)]))
 
 
 def _name_of_data(path: str) -> str:
@@ -313,11 +333,8 @@ def _name_of_data(path: str) -> str:
     return path
 
 
-def _hub_data(task: TaskSettings) -> str | None:
-    """The data set's hub id, or None where it is not from the hub."""
-    path = task.data.path
-    local = path.startswith(DATA_FOLDER)
-    return path if not local and source_of(path).name == "hub" else None
+def _is_hub_data(path: str) -> bool:
+    return not path.startswith(DATA_FOLDER) and source_of(path).name == "hub"
 
 
 def _is_on_hub(reference: str) -> bool:

@@ -162,6 +162,9 @@ def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> No
     ):
         done = ds_distill(*command, *options)
         assert done.exit_code == 0, done.output
+    few = "split test has 20 examples"
+    assert f"WARNING: {few}" in done.output and few in (fewer / "report.html").read_text()
+    assert [w for w in evaluated(fewer)["warnings"] if w.startswith(few)]
     gone = tmp_path / "gone"
     shutil.copytree(place / "long", gone)
     shutil.rmtree(gone / "predictions")

@@ -46,7 +46,17 @@ def settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
 ONE_RANK = "one rank, stage 1"
 ON_TWO_RANKS = [f"two ranks, stage {stage}" for stage in range(4)]
 RANK = """
+import os
+from pathlib import Path
+
 from ds_distill import load_recipe, run_recipe
+from ds_distill.evaluation import bootstrap
+
+marked = bootstrap.marked
+def counted(*arguments):
+    Path("intervals-" + os.environ["RANK"]).touch()
+    return marked(*arguments)
+bootstrap.marked = counted
 
 for stage in range(4):
     overrides = [f"deepspeed=zero{stage}_fp32"]
@@ -114,6 +124,13 @@ def test_losses_on_two_ranks_are_those_on_one(folders: dict[str, Path], which: s
     assert [loss[:2] for loss in one] == [loss[:2] for loss in two] and len(one) > 5
     # A loss near 0 is a difference of float32s near 1: it has their error, not its own.
     assert [loss[2] for loss in two] == pytest.approx([loss[2] for loss in one], rel=2e-6, abs=5e-7)
+
+
+@pytest.mark.further
+def test_one_rank_resamples(folders: dict[str, Path]) -> None:
+    """The others would only take its memory bandwidth, and as long."""
+    root = folders[ONE_RANK].parent
+    assert [path.name for path in root.glob("intervals-*")] == ["intervals-0"]
 
 
 def refusal(ds_distill: Any, folder: Path, settings: dict[str, Any]) -> str:

@@ -204,6 +204,27 @@ def test_a_cache_is_of_one_order(bench: Bench) -> None:
             reader.check("sound", marks[other])
 
 
+def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench: Bench) -> None:
+    """Caches of before held the first token's state of teachers whose head reads the mean."""
+    old = bench.runs["silent"]
+    pools, reads_first = bench.root / "pools", bench.root / "reads-first"
+    for folder, pooling in ((pools, "mean"), (reads_first, "cls")):
+        shutil.copytree(bench.root / "nameless", folder)
+        config = read_json(folder / "config.json")
+        (folder / "config.json").write_text(json.dumps({**config, "classifier_pooling": pooling}))
+    marks = []
+    for folder in (pools, reads_first):
+        recipe = load_recipe(str(bench.recipe("again", {"model": str(folder)}, LEARN)))
+        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
+        marks.append(fingerprint(run, run.reference("sound", 0)))
+    assert marks[0]["pooling"] == "mean" and "pooling" not in marks[1]
+    of_before = fingerprint(old, old.reference("sound", 0))
+    reader = CacheReader(bench.root / "silent" / "cache" / "00-cache")
+    reader.check("sound", of_before)
+    with pytest.raises(UserError, match="pooling"):
+        reader.check("sound", {**of_before, "pooling": marks[0]["pooling"]})
+
+
 def test_check_notes_that_an_order_is_taken_on_trust(bench: Bench) -> None:
     def says(teacher: dict[str, Any], phases: list[Any]) -> tuple[int, str]:
         path = bench.recipe("check", teacher, phases)

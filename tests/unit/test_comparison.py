@@ -23,7 +23,7 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import ECE, F1, MacroF1, MicroF1
 from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
-from ds_distill.routing import held_out
+from ds_distill.routing import held_out, multi_label
 from ds_distill.routing.comparison import Score, choose, compare
 from ds_distill.routing.fitting import fit, folds_of
 from ds_distill.routing.gate import FOLDS
@@ -126,6 +126,19 @@ def test_an_example_is_judged_by_what_was_learnt_from_others():
         assert torch.equal(one[7], other[7]), name
         learnt += not torch.equal(one, other)
     assert learnt >= 3, "the label of one example matters to others"
+
+
+def test_a_comparison_shows_signs_of_progress(monkeypatch):
+    """Other ranks wait for it, and a run ends where there is none for long."""
+    marks = []
+    monkeypatch.setattr(held_out, "mark", marks.append)
+    monkeypatch.setattr(multi_label, "mark", marks.append)
+    signals, truth, keys = told_by_states(120)
+    compare(signals, truth, keys, LABELS)
+    assert marks == ["compares the policies"] * FOLDS
+    many = np.eye(len(LABELS), dtype=np.int64)[truth]
+    multi_label.fit_by_label(signals, many, keys, LABELS)
+    assert marks[FOLDS:] == ["fits routing"] * len(LABELS)
 
 
 def test_folds_that_judge_are_not_those_of_a_fit(monkeypatch):

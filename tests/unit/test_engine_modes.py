@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from engines import make_batch, make_student
 
 from ds_distill.engine.config import deepspeed_config
@@ -50,9 +51,15 @@ def test_student_and_teachers_are_in_their_modes(world: World, config: str) -> N
     engine.close()
 
 
-@pytest.mark.parametrize("config", ["zero0_bf16", "zero1_bf16", "zero3_bf16", "zero0_fp32"])
-def test_frozen_weights_are_saved_as_they_were_loaded(world: World, config: str) -> None:
-    """bf16 has no more than 8 bits of each."""
+@pytest.mark.parametrize(
+    "config",
+    ["zero0_bf16", "zero1_bf16", "zero3_bf16", "zero1_fp16", "zero3_fp16", "zero0_fp32"],
+)
+def test_frozen_weights_are_saved_as_they_were_loaded(
+    world: World, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 has no more than 8 bits of each, fp16 11."""
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
     student = make_student(0.3)
     freeze_embeddings(student)
     before = {name: value.clone() for name, value in student.named_parameters()}

@@ -150,6 +150,27 @@ def test_a_student_judged_on_other_tasks_has_their_figures() -> None:
     assert "model-index" not in text, "the hub's figures are of a model's own task"
 
 
+def test_all_hub_data_are_named_and_figures_are_of_the_splits_own() -> None:
+    """Train of two data sets, test of a third: the hub's figures were given to the first."""
+    splits = {
+        "train": [{"path": "someone/data-set"}, {"path": "others/more", "config": "small"}],
+        "test": {"path": "judges/hard", "config": "v2", "split": "challenge"},
+    }
+    data = {"path": "someone/data-set", "config": "emotion", "splits": splits}
+    metadata, text = card_of(make_recipe(task={"data": data, "max_length": 48}))
+    assert metadata["datasets"] == ["someone/data-set", "others/more", "judges/hard"]
+    assert "data: `someone/data-set` (`emotion`), `others/more`, `judges/hard`." in text
+    [result] = metadata["model-index"][0]["results"]
+    assert result["dataset"] == {
+        "type": "judges/hard", "name": "judges/hard", "config": "v2", "split": "challenge"
+    }  # fmt: skip
+    data["splits"] = {"test": [{"path": "judges/hard"}, {"path": "others/more"}]}
+    metadata, _ = card_of(make_recipe(task={"data": data, "max_length": 48}))
+    [result] = metadata["model-index"][0]["results"]
+    several = {"type": "local", "name": "judges/hard, others/more", "split": "test"}
+    assert result["dataset"] == several
+
+
 def test_what_a_teacher_has_seen_elsewhere_is_not_known() -> None:
     results = make_results(["test"], LABELS)
     assert "Whether bert had seen it is not known here" in model_card(make_recipe(), results)

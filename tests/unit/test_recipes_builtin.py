@@ -142,6 +142,8 @@ def test_the_clinical_notes_are_as_in_the_thesis() -> None:
         "distilbert/distilbert-base-uncased-distilled-squad",
     }
     assert load_recipe(name).student.model == "google-bert/bert-base-uncased"
+    keeps = {phase.keep for phase in load_recipe(name).phases if phase.outputs}
+    assert keeps == {"last"}, "no split is left to choose epochs by"
     assert losses >= {
         ("average", "cross_entropy", "kl"),
         ("ca-mkd", "cross_entropy", "kl"),

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -17,6 +18,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import metric_of
+from ds_distill.sweep.resampling import Drawn
 from ds_distill.sweep.suite.load import builtin_suites, load_suite
 from ds_distill.sweep.suite.results import suite_results, suite_tables
 from ds_distill.sweep.suite.runs import (
@@ -94,6 +96,7 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
         settings = list(suite.grid.settings())
         assert len(runs) == len(suite.tasks) * 2 * len(settings) * len(suite.seeds)
     compact, blurb = suites["compact-biomedical"], suites["blurb-like"]
+    assert blurb.training.epochs == 30
     assert compact.training.epochs == 3 and compact.grid.learning_rate == [3e-5, 5e-5]
     assert len(list(blurb.grid.settings())) == 15
     assert blurb.grid.batch_size == [16, 32, 64] and compact.grid.batch_size == [16, 32]
@@ -265,6 +268,64 @@ def test_what_chooses_chooses_and_the_rest_follows(data, tmp_path_factory, toy_t
         means = [statistics.fmean(of_seed) for of_seed in zip(*tasks, strict=True)]
         assert found["checkpoints"][name]["mean"]["values"] == pytest.approx(means)
     assert found["checkpoints"]["second"]["retention"] == pytest.approx(1.0)
+
+
+def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -> None:
+    """Of two seeds the examples add the covariance of their draws; a mean of two tasks, whose
+    examples are drawn apart, has a quarter of the sum of both."""
+    runs = suite_runs(suite, TWO, Path("."))
+    generator = np.random.default_rng(0)
+    of_all = {task: generator.normal(0, 0.02, 4000) for task in suite.tasks}
+
+    def score(run: SuiteRun) -> float:
+        return 0.6 + 0.01 * float(run.grid.seed or 0) + 0.1 * (run.checkpoint == "first")
+
+    draws = {
+        run.variant: Drawn(
+            run.task,
+            score(run)
+            + (1 if run.checkpoint == "first" else 2) * of_all[run.task]
+            + generator.normal(0, 0.005, 4000),
+        )
+        for run in runs
+    }
+    done = ended(runs, score, lambda run: "learning_rate=0.01" in run.grid.setting)
+    found = suite_results(runs, done, "first", draws=draws.__getitem__)
+    added: dict[str, list[float]] = {"first": [], "second": [], "apart": []}
+    for task, of in found["tasks"].items():
+        drawn = {
+            run.checkpoint: [draws[one.variant].scores for one in runs
+                             if (one.task, one.checkpoint) == (task, run.checkpoint)
+                             and one.grid.setting == run.grid.setting]
+            for run in runs
+            if "learning_rate=0.01" in run.grid.setting
+        }  # fmt: skip
+        drawn["apart"] = [a - b for a, b in zip(drawn["second"], drawn["first"], strict=True)]
+        rows = {name: of["checkpoints"][name]["score"] for name in ("first", "second")}
+        rows["apart"] = of["checkpoints"]["second"]["to_reference"]
+        for name, row in rows.items():
+            assert row["over"] == ["seeds", "examples"]
+            variance = float(np.cov(*drawn[name])[0, 1])
+            assert row["variance_of_examples"] == pytest.approx(variance)
+            assert row["interval"] == pytest.approx(mean_interval(row["values"], variance))
+            alone = mean_interval(row["values"])
+            assert alone is not None and np.ptp(row["interval"]) > np.ptp(alone)
+            added[name].append(variance)
+    mean = found["checkpoints"]["second"]
+    assert mean["mean"]["variance_of_examples"] == pytest.approx(sum(added["second"]) / 4)
+    assert mean["to_reference"]["variance_of_examples"] == pytest.approx(sum(added["apart"]) / 4)
+    narrow = "too narrow"
+    assert not any(narrow in table.text() for table in suite_tables(found))
+    assert narrow in next(iter(suite_tables(suite_results(runs, done, "first")))).text()
+
+
+def test_a_suite_says_where_nothing_was_learnt(suite: Suite) -> None:
+    runs = suite_runs(suite, TWO, Path("."))
+    done = ended(runs, lambda run: 0.3, lambda run: 0.3)
+    for run in runs:
+        done[run.variant]["learnt"] = (run.task, run.checkpoint) != ("one", "second")
+    scores = next(iter(suite_tables(suite_results(runs, done, "first")))).text()
+    assert "no better than the baseline beyond chance: second on one." in scores
 
 
 def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:

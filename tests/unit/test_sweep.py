@@ -321,6 +321,24 @@ def test_a_setting_is_chosen_by_what_chooses_and_not_by_what_judges():
     assert "always the most frequent class: 50.0%" in text
 
 
+def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within(tmp_path, monkeypatch):
+    """An axis of .7 points made level settings look far apart, and dots lay on the frame."""
+    axes = []
+    monkeypatch.setattr(
+        "ds_distill.reporting.figure_files.save_figure",
+        lambda figure, path, kind: axes.append(figure.axes[0]),
+    )
+    found = summary(runs({"1": [0.7, 0.704], "2": [0.701, 0.697]}, {"1": 0.75, "2": 0.74}))
+    for majority in (0.699, 0.4):
+        for row in found["settings"]:
+            row["majority"]["mean"] = majority
+        plot_settings(found, metric_class(found), tmp_path / "scores.svg")
+        low, high = axes[-1].get_xlim()
+        ends = [end for row in found["settings"] for end in row["score"]["interval"]]
+        drawn = [100 * x for x in (0.697, 0.704, majority, *ends)]
+        assert high - low >= 10 - 1e-9 and low < min(drawn) and max(drawn) < high
+
+
 def test_one_seed_knows_nothing_of_chance_and_a_missing_choice_chooses_nothing():
     one = {Variant((f"rate={rate}",)): run_result(results(0.7, None)) for rate in (1, 2)}
     found = summary(one)

@@ -838,6 +838,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     ]
     source = written(tmp_path / "data", rows)
     split = windows_of_texts(source, [tagger.tokenizer], 16)
+    assert split.cache_files, "on disk: a split may be larger than memory"
     tokenise(split, tagger.tokenizer, 16, tmp_path / "tokens.arrow")
     examples = Examples.of(split)
     assert len(examples) > len(rows) + 5
@@ -866,6 +867,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
     assert some.words is not None and len(some.words.whole()[1]) == 2
     again = windows_of_texts(source.select([0, 2]), [tagger.tokenizer], 16)
+    assert again.cache_files
     assert "text" not in again.column_names and len(again) == 2, "as it is where all fit"
 
 
