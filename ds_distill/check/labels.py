@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from transformers import PreTrainedConfig
 
-from ds_distill.models.labels import LabelMap, are_generic, as_yaml, class_names, label_map
+from ds_distill.models.labels import LabelMap, are_generic, class_names, label_map
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.policies import not_fitted, that_take_partial
+from ds_distill.recipe.yaml_tree import one_line
 
 
 def label_mistakes(recipe: Recipe) -> Iterator[str]:
@@ -115,7 +116,7 @@ def label_notes(
         maps[name] = found = label_map(model, config, labels, teacher.labels, many_labels=many)
         used = len(names) if found is None else sum(map(len, found.outputs))
         if teacher.labels is None and are_generic(names):
-            pairs = as_yaml(dict(zip(names, labels, strict=True)))
+            pairs = one_line(dict(zip(names, labels, strict=True)))
             notes.append(
                 f"teachers.{name}: {model} does not name its classes, and they are taken "
                 f"in the task's order: {pairs}. If that is not so, set teachers.{name}.labels."

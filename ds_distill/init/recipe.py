@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from transformers import PreTrainedConfig
 
 from ds_distill.data.sources import Source, open_files
@@ -18,10 +17,11 @@ from ds_distill.errors import UserError
 from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.init.guess import Guess
 from ds_distill.models.configuration import check_head, load_config, usable_length
-from ds_distill.models.labels import are_generic, as_yaml, class_names
+from ds_distill.models.labels import are_generic, class_names
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import are_entities
 from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.yaml_tree import one_line
 
 TERMS = {"regression": "logit_mse: {}", "masked-lm": "kl: {temperature: 2.0}, cross_entropy: {}"}
 _KL = "kl: {temperature: 2.0}"
@@ -104,7 +104,7 @@ def recipe_text(
         *_data_lines(guess, data),
     ]
     if labels:
-        lines.append(f"  labels: {_flow(labels)}  # {source}")
+        lines.append(f"  labels: {one_line(labels)}  # {source}")
     if guess.task == "token-classification" and not are_entities(labels):
         lines.append("  metric: accuracy  # the tags are none of entities")
     lines += [f"  max_length: {length}  # {why}", *_long_line(guess)]
@@ -118,11 +118,11 @@ def recipe_text(
 
 
 def _data_lines(guess: Guess, data: str) -> list[str]:
-    lines = ["  data:", f"    path: {_flow(data)}"]
+    lines = ["  data:", f"    path: {one_line(data)}"]
     if guess.columns:
-        lines.append(f"    columns: {_flow(guess.columns)}  # guessed from names and content")
+        lines.append(f"    columns: {one_line(guess.columns)}  # guessed from names and content")
     if guess.splits:
-        lines.append(f"    splits: {_flow(guess.splits)}")
+        lines.append(f"    splits: {one_line(guess.splits)}")
     if "test" not in guess.has and guess.task != "masked-lm":
         lines.append("    folds: {number: 10, fold: 1}  # no test split: a tenth of train judges")
     return lines
@@ -183,17 +183,17 @@ def _source(guess: Guess, data: str) -> Source:
 
 
 def _teacher_line(one: TeacherFacts, labels: Sequence[str]) -> str:
-    line = f"  {one.name}: {{model: {_flow(one.model)}}}"
+    line = f"  {one.name}: {{model: {one_line(one.model)}}}"
     if one.has_head and one.labels is None and labels and one.config is not None:
         names = class_names(one.config)
         if len(names) == len(labels):
-            mapped = as_yaml(dict(zip(names, labels, strict=True)))
-            line = f"  {one.name}:\n    model: {_flow(one.model)}\n    labels: {mapped}"
+            mapped = one_line(dict(zip(names, labels, strict=True)))
+            line = f"  {one.name}:\n    model: {one_line(one.model)}\n    labels: {mapped}"
             return f"{line}  # guessed: its outputs have no names"
     if one.labels is not None and one.labels != [*labels]:
         known = {name: name if name in labels else None for name in one.labels}
         count = sum(label is not None for label in known.values())
-        line = f"  {one.name}:\n    model: {_flow(one.model)}\n    labels: {as_yaml(known)}"
+        line = f"  {one.name}:\n    model: {one_line(one.model)}\n    labels: {one_line(known)}"
         return f"{line}  # it knows {count} of the {len(labels)} labels"
     if not one.has_head:
         line += "  # has no head of the task: the first phase fine-tunes it"
@@ -202,13 +202,13 @@ def _teacher_line(one: TeacherFacts, labels: Sequence[str]) -> str:
 
 def _student_lines(teacher: TeacherFacts, student: str | None) -> list[str]:
     if student is not None:
-        return [f"student: {{model: {_flow(student)}}}"]
+        return [f"student: {{model: {one_line(student)}}}"]
     depth = 24 if teacher.config is None else int(teacher.config.num_hidden_layers)
     kept = max(1, depth // 2 if depth <= 12 else depth // 4)
     layers = [(number + 1) * depth // kept - 1 for number in range(kept)]
     return [
         "student:",
-        f"  model: {_flow(teacher.model)}",
+        f"  model: {one_line(teacher.model)}",
         f"  layers: {layers}  # {kept} of the {depth} of {teacher.name}",
     ]
 
@@ -234,7 +234,7 @@ def _phase_lines(
     """partial: whether a teacher knows some of the labels."""
     lines = []
     if fresh:
-        lines.append(f"  - fine-tune: {{models: {_flow(list(fresh))}}}")
+        lines.append(f"  - fine-tune: {{models: {one_line(list(fresh))}}}")
     routed = len(teachers) > 1 and "validation" in guess.has and guess.task in _WITH_CLASSES
     # Masks change by the epoch, so that the teachers of a masked-LM run beside the student.
     of = "" if guess.task == "masked-lm" else "teachers: cached, "
@@ -278,11 +278,3 @@ def _max_length(guess: Guess, teacher: TeacherFacts) -> tuple[int, str]:
     if most is not None:
         rounded = min(rounded, most)
     return rounded, f"99% of {len(lengths):,} texts have at most {wanted}: {by}"
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    shown: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1_000_000
-    )
-    return shown.removesuffix("\n...\n").strip()

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from transformers import PreTrainedConfig
 
 from ds_distill.errors import UserError
 from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.yaml_tree import one_line
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
@@ -21,14 +21,6 @@ def class_names(config: PreTrainedConfig) -> list[str]:
 def are_generic(names: list[str]) -> bool:
     """Whether these are transformers' default names, LABEL_0, LABEL_1, ..."""
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
-
-
-def as_yaml(given: Mapping[str, str | None]) -> str:
-    """The value of `teachers.NAME.labels` as YAML on one line."""
-    line: str = yaml.safe_dump(
-        dict(given), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1_000_000
-    )
-    return line.strip()
 
 
 @dataclass(frozen=True)
@@ -174,7 +166,7 @@ def _check_as_it_stands(
         lacking = [label for label in labels if label not in common]
         if len(common) == len(set(common)) > 1 and not (many_labels and lacking):
             whose = f"knows all but {', '.join(lacking)}" if lacking else "knows more than these"
-            more = f" If it {whose}, set labels: {as_yaml(pairs)} beside the teacher's model."
+            more = f" If it {whose}, set labels: {one_line(pairs)} beside the teacher's model."
         raise UserError(
             f"model {reference!r} has {len(names)} classes ({', '.join(names)}), but the task has "
             f"{len(labels)} ({', '.join(labels)}).{more}"
@@ -183,6 +175,6 @@ def _check_as_it_stands(
         written = {name: of_name.get(name.lower(), "?") for name in names}
         raise UserError(
             f"model {reference!r} has its classes in the order {', '.join(names)}, but the task in "
-            f"the order {', '.join(labels)}. Map them with labels: {as_yaml(written)} "
+            f"the order {', '.join(labels)}. Map them with labels: {one_line(written)} "
             "beside the teacher's model, or set task.labels to the model's order and names."
         )

@@ -220,3 +220,30 @@ def _represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
 
 
 Dumper.add_representer(str, _represent_text)
+
+
+class _LineDumper(Dumper):
+    """Escapes line breaks."""
+
+
+_LineDumper.add_representer(
+    str,
+    lambda dumper, text: (
+        dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+        if "\n" in text
+        else _represent_text(dumper, text)
+    ),
+)
+
+
+def one_line(value: Any) -> str:
+    """A value as a recipe or an override has it, on one line."""
+    shown: str = yaml.dump(
+        value,
+        Dumper=_LineDumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=math.inf,
+    )
+    return shown.removesuffix("\n").removesuffix("\n...")

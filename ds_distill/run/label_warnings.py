@@ -12,8 +12,9 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.groups import few_groups
 from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.models.configuration import load_config
-from ds_distill.models.labels import LabelMap, as_yaml, class_names
+from ds_distill.models.labels import LabelMap, class_names
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.yaml_tree import one_line
 from ds_distill.run.run import Run
 
 
@@ -109,7 +110,7 @@ def doubt_text(
         meant = dict(zip(run.labels, (run.labels[label] for label in found.order), strict=True))
         return (
             f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: "
-            f"if {reference.predictions} has them so, correct it: {as_yaml(meant)}."
+            f"if {reference.predictions} has them so, correct it: {one_line(meant)}."
         )
     names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
@@ -123,5 +124,5 @@ def doubt_text(
     }
     return (
         f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: if "
-        f"that is how it was trained, set teachers.{reference.name}.labels to {as_yaml(order)}."
+        f"that is how it was trained, set teachers.{reference.name}.labels to {one_line(order)}."
     )

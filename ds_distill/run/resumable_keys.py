@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from ds_distill.recipe.yaml_tree import one_line
 
 ANY_TIME = {"timeout_minutes", "logging", "student_resident"}
 """Sections and keys that change no result."""
@@ -57,9 +57,7 @@ class Change:
 
 
 def _as_written(value: Any) -> str:
-    """A value as a recipe has it, on one line."""
-    shown = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1_000_000)
-    line = " ".join(shown.removesuffix("\n...\n").split())
+    line = one_line(value)
     return line if len(line) <= 100 else f"{line[:96]} ..."
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.yaml_tree import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.sweep.grid import SEED, Variant
 
@@ -63,29 +65,44 @@ def runs_of(
 
 
 def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
-    """Raises UserError where a task's models are judged by other metrics or on other splits: of
+    """Raises UserError where a task's models are judged by other metrics or on other examples: of
     such scores there is no difference, and no best one."""
-    seen: dict[str, tuple[str, str]] = {}  # task -> (what judges, the first run)
+    seen: dict[str, tuple[dict[str, Any], str]] = {}  # task -> (what judges, the first run)
     for run in runs:
         for task, judge in _judges(run.recipe).items():
             first, name = seen.setdefault(task, (judge, run.variant.name))
-            if first != judge:
-                raise UserError(
-                    f"{name} would be judged by {first} and {run.variant.name} by {judge}: a sweep "
-                    "compares its runs by one score. Start a sweep for each."
-                )
+            for key in {**first, **judge}:
+                if first.get(key) != judge.get(key):
+                    raise UserError(
+                        f"{name} would be judged with {key}={one_line(first.get(key))} and "
+                        f"{run.variant.name} with {key}={one_line(judge.get(key))}: a sweep "
+                        "compares its runs by one score, on the same examples. Start a sweep for "
+                        "each."
+                    )
 
 
-def _judges(recipe: Recipe) -> dict[str, str]:
-    """By task: the metric, and the split of the last phase that evaluates."""
+def _judges(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """By task what decides its score, as keys of the recipe: the metric, and the examples of the
+    last phase that evaluates."""
     found = {}
-    for phase in recipe.phases:
+    for name, phase in recipe.named_phases():
         if PHASES[phase.kind].makes == "evaluation":
-            metric = recipe.task_of(phase).metric
-            options = metric.model_dump(exclude={"name"}, exclude_defaults=True)
-            shown = "".join(f", {key} {value}," for key, value in options.items())
-            splits = ", ".join(split for split, _ in phase.reads)
-            found[recipe.task_name(phase)] = f"{metric.name}{shown} on {splits}"
+            task = recipe.task_of(phase)
+            splits = [split for split, _ in phase.reads]
+            at, data = f"{task.location}.data", task.data.model_dump(mode="json")
+            options = task.metric.model_dump(exclude={"name"}, exclude_defaults=True)
+            found[recipe.task_name(phase)] = {
+                f"{task.location}.metric": {"name": task.metric.name, **options},
+                f"phases.{name}.split": splits,
+                f"{at}.path": data["path"],
+                f"{at}.config": data["config"],
+                f"{at}.folds": data["folds"],
+                **{
+                    f"{at}.{key}.{split}": data[key].get(split)
+                    for key in ("splits", "per_class", "limit")
+                    for split in splits
+                },
+            }
     return found
 
 

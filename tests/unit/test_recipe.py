@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds_distill.check.needs import phase_mistakes
@@ -20,7 +20,7 @@ from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.training import Training
-from ds_distill.recipe.yaml_tree import Dumper, location_of, parse
+from ds_distill.recipe.yaml_tree import Dumper, location_of, one_line, parse
 
 
 @pytest.fixture
@@ -132,6 +132,14 @@ TREES = st.recursive(
 def test_what_is_dumped_reads_the_same(tree):
     text = yaml.dump(tree, Dumper=Dumper, allow_unicode=True, width=100)
     assert parse(text, "a.yaml") == tree
+
+
+@given(TREES)
+@example({"1e5": "on", "two\nlines": ["1e5", "a: b"]})
+def test_a_value_on_one_line_reads_the_same(tree):
+    """As messages and first recipes show labels: YAML 1.1 would leave 1e5 bare, a number in 1.2."""
+    line = one_line(tree)
+    assert "\n" not in line and parse(f"a: {line}", "a.yaml") == {"a": tree}
 
 
 # --------------------------------------------------------------------------------------- recipes

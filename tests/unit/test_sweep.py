@@ -124,17 +124,30 @@ def test_one_run_by_two_names_is_refused(arguments, toy_settings, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("phases.evaluate.split=test,validation", "accuracy on test and .* accuracy on validation"),
-        ("task.metric=accuracy,macro_f1", "accuracy on test and .* macro_f1 on test"),
+        ("phases.evaluate.split=test,validation", "split=[test] {} split=[validation]"),
+        ("task.metric=accuracy,macro_f1", "metric={{name: accuracy}} {} metric={{name: macro_f1}}"),
         (
             "task.metric={name: f1, positive: food},{name: f1, positive: animal}",
-            "f1, positive food, on test and .* f1, positive animal, on test",
+            "metric={{name: f1, positive: food}} {} metric={{name: f1, positive: animal}}",
+        ),
+        ("task.data.limit.test=5,10", "task.data.limit.test=5 {} task.data.limit.test=10"),
+        (
+            "task.data.splits.test=test,validation",
+            "task.data.splits.test=test {} task.data.splits.test=validation",
         ),
     ],
 )
 def test_runs_without_one_score_to_compare_are_refused(argument, said, toy_recipe, tmp_path):
-    with pytest.raises(UserError, match=f"{said}: .*Start a sweep for each"):
-        runs_of(str(toy_recipe), *variants(["seed=1,2", argument]), False, tmp_path)
+    found = variants(["seed=1,2", argument])
+    with pytest.raises(UserError, match="on the same examples") as told:
+        runs_of(str(toy_recipe), *found, False, tmp_path)
+    for part in said.split(" {} "):
+        assert part.format() in str(told.value)
+
+
+def test_runs_may_learn_from_other_examples(toy_recipe, tmp_path):
+    found = variants(["task.data.limit.train=5,10"])
+    assert len(runs_of(str(toy_recipe), *found, False, tmp_path)) == 2
 
 
 def test_quotes_and_brackets_hold_a_value_together_where_they_stand_around_it():
