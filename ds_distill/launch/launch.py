@@ -20,7 +20,7 @@ from ds_distill.launch.hosts import Hosts, count_ranks
 from ds_distill.launch.lock_owner import free_of_ended
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
-from ds_distill.launch.probe import Answer, Question
+from ds_distill.launch.probe import Answer, Question, count_gpus
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
 from ds_distill.process.failures import clear_failures, first_failure
 from ds_distill.process.identity import LAUNCHED
@@ -132,7 +132,7 @@ def launch(work: Work, options: LaunchOptions) -> None:
             starts = _starts(options, order)
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
-        if here > (cores := len(os.sched_getaffinity(0))) and not _gpus():
+        if here > (cores := len(os.sched_getaffinity(0))) and not count_gpus():
             print(f"Note: {here} ranks share {cores} cores: fewer are faster", flush=True)
         clear_failures(work.folder.path)
         agents = Agents(starts, options.grace)
@@ -151,19 +151,12 @@ def _hosts(options: LaunchOptions) -> Hosts:
     return {socket.gethostname(): list(range(options.num_gpus))}
 
 
-def _gpus() -> int:
-    """Of this machine."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def _check(work: Work, ranks: int, ranks_here: int) -> None:
     work.folder.check_new_or_same(work.recipe, work.resume)
     # Behind what can be told at once: these imports take many seconds.
     from ds_distill.check.recipe import check_data, check_recipe, open_sources
 
-    gpus = _gpus()
+    gpus = count_gpus()
     if 0 < gpus < ranks_here:
         raise UserError(f"launch: {ranks_here} ranks, but this machine has {gpus} GPUs.")
     check_recipe(work.recipe, num_ranks=ranks, on_gpu=gpus > 0, ranks_here=ranks_here)
@@ -183,7 +176,7 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> A
         port = options.known_port or _port(options)
     # With `python -m` a random.py in the current folder would hide the library of that name.
     environment = {LAUNCHED: launched, "PYTHONSAFEPATH": "1", **options.variables()}
-    if not options.by_ssh and not options.slurm and not _gpus():
+    if not options.by_ssh and not options.slurm and not count_gpus():
         environment["DS_ACCELERATOR"] = "cpu"
     return AgentOrder(
         command=work.rank_command,
@@ -236,6 +229,7 @@ def _prepare(work: Work, options: LaunchOptions, order: AgentOrder) -> AgentOrde
             directory=order.directory,
             nonce=nonce,
             paths=sorted({*paths_in(work.recipe.model_dump(mode="json")), *paths_in(work.given)}),
+            environment=order.environment,
         )
         answers = examine(probes, question)
     _report_busy(hosts, answers)

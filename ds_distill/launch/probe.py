@@ -43,6 +43,8 @@ class Question:
     """What the recipe reads."""
     seconds: float = 30.0
     """How long to wait for the other hosts at the port."""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the ranks beside those of the host, as in an agent's order."""
 
 
 @dataclass
@@ -69,6 +71,8 @@ class Answer:
 
 
 def answer(question: Question) -> Answer:
+    # First: what the ranks will see is counted, as with CUDA_VISIBLE_DEVICES.
+    os.environ.update(question.environment)
     rank = question.node_rank
     found = Answer(int(os.environ["SLURM_PROCID"]) if rank is None else rank)
     if os.path.isdir(question.directory):
@@ -83,13 +87,25 @@ def answer(question: Question) -> Answer:
         _visit(question, found)
     found.versions, found.machine, found.memory = versions(), machine(), machine_memory()
     if not (found.missing or found.link or found.absent):
-        import torch  # slow: only after the meeting, and where the run can start
-
-        found.gpus = torch.cuda.device_count()
-        properties = map(torch.cuda.get_device_properties, range(found.gpus))
-        found.gpu_ids = [str(one.uuid) for one in properties]
+        found.gpus = count_gpus()
+        found.gpu_ids = [_gpu_id(number) for number in range(found.gpus)]
         found.busy = busy_gpus()
     return found
+
+
+def count_gpus() -> int:
+    """The GPUs of this machine that ranks with this process's variables run on; 0 for CPU ranks."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return 0
+    import torch  # slow: a probe comes here after the meeting, and where the run can start
+
+    return torch.cuda.device_count()
+
+
+def _gpu_id(number: int) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(number).uuid)
 
 
 def versions() -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from ds_distill.launch import slurm
 from ds_distill.launch.agent import AgentOrder
 from ds_distill.launch.agent_processes import Ended
 from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
-from ds_distill.launch.launch import Work, _conclude, _reason
+from ds_distill.launch.launch import Work, _conclude, _order, _prepare, _reason
 from ds_distill.launch.lock_owner import free_of_ended
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.preflight import _doubles
@@ -33,8 +33,10 @@ from ds_distill.process import lock
 from ds_distill.process.failures import Failure, record_failure
 from ds_distill.process.identity import ProcessId
 from ds_distill.process.lock import FolderLock
-from ds_distill.recipe import Recipe
+from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.folder import PROBE, RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 METACHARACTERS = "a b;c$(touch /tmp/x)`id`{1,2}*?'\"\\\n&|<>~#!%é"
 
@@ -323,6 +325,35 @@ def test_a_machine_or_a_gpu_that_has_two_names_is_refused():
     three, four = _doubles(question, list(hosts), answers)
     assert three.startswith("three: GPU 1 of three is GPU 1 of one, too.")
     assert four.startswith("four: is the same machine as one. Give each machine one name")
+
+
+def test_hosts_are_examined_with_the_variables_that_their_ranks_get(
+    toy_recipe, tmp_path, monkeypatch, capfd
+):
+    """Without them a host's GPUs were counted that `--env CUDA_VISIBLE_DEVICES` takes away. What
+    lists processes on GPUs stands for them: it starts beside the count, with what that sees."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # A session of its own, as sshd's: nothing of this process's environment is there.
+    session = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    clean = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in session.items())])
+    scripts = {
+        "ssh": f'for last; do :; done; exec {clean} sh -c "$last"',
+        "nvidia-smi": 'echo "of $CUDA_VISIBLE_DEVICES"',
+    }
+    for name, text in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", session["PATH"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    (tmp_path / "hosts").write_text("here slots=2\n")
+    options = LaunchOptions(hostfile=tmp_path / "hosts", env=["CUDA_VISIBLE_DEVICES"])
+    run = RunFolder(tmp_path / "run")
+    recipe = load_recipe(str(toy_recipe))
+    work = Work(recipe, [], run, ["launch"], ["run"], False, ["--resume"], run.results)
+    sent = _order(work, options, options.hosts_of_file(), "one")
+    assert _prepare(work, options, sent).environment["DS_ACCELERATOR"] == "cpu"
+    assert "Note: here: another process is on a GPU: of 5,7\n" in capfd.readouterr().out
 
 
 @pytest.fixture
