@@ -11,6 +11,7 @@ import sys
 from ds_distill.errors import UserError
 from ds_distill.launch.hosts import Hosts
 from ds_distill.process.ports import PORTS
+from ds_distill.process.terminal import say
 
 
 def in_job() -> bool:
@@ -62,13 +63,16 @@ def job_script(
         raise UserError("launch: --slurm: give the GPUs of each node with --num-gpus.")
     if any("\n" in text for text in (*options, *command)):
         raise UserError("launch: --slurm: a line break in an argument; a script cannot hold it.")
+    # With the variable the ranks stay on CPUs also where the job's nodes show GPUs to all.
+    on_cpus = os.environ.get("DS_ACCELERATOR") == "cpu"
+    asks_for_gpus = not on_cpus and _may_have_gpus(options)
     # Slurm's own options in `options` come later, and win.
     directives = [
         "job-name=ds-distill",
         "output=%x-%j.log",
         f"nodes={nodes}",
         "ntasks-per-node=1",
-        f"gpus-per-node={num_gpus}",
+        *([f"gpus-per-node={num_gpus}"] if asks_for_gpus else []),
         "signal=B:TERM@120",
         "requeue",
         "open-mode=append",
@@ -76,6 +80,7 @@ def job_script(
     ]
     lines = "\n".join(f"#SBATCH --{option}" for option in directives)
     program = shlex.join([sys.executable, "-P", "-m", "ds_distill", *command])
+    variables = "export DS_ACCELERATOR=cpu\n" if on_cpus else ""
     resume = ""
     if folder is not None:
         recipe = shlex.quote(f"{folder}/recipe.yaml")
@@ -83,7 +88,7 @@ def job_script(
     return f"""#!/bin/bash
 {lines}
 cd {shlex.quote(os.getcwd())} || exit 1
-resume=()
+{variables}resume=()
 {resume}\
 # In the background, so that this shell hands on the SIGTERM that Slurm sends it.
 {program} "${{resume[@]}}" &
@@ -100,6 +105,25 @@ if [ $code -eq 75 ] && scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNN
 fi
 exit $code
 """
+
+
+def _may_have_gpus(options: list[str]) -> bool:
+    """Whether a job with these options of sbatch may get GPUs: not where Slurm lists none, and
+    would refuse a job that asks for some."""
+    if shutil.which("sinfo") is None:
+        return True
+    named = [text.partition("=")[2] for text in options if text.startswith("partition=")]
+    # To sbatch a variable counts more than the script.
+    partition = os.environ.get("SBATCH_PARTITION") or (named[-1] if named else None)
+    # Without a partition all count: a cluster may choose one by what a job asks for.
+    command = ["sinfo", "--all", "--noheader", "--format=%G"]
+    command += [f"--partition={partition}"] if partition else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0 or not done.stdout.strip() or "gpu" in done.stdout:
+        return True
+    where = f"partition {partition}" if partition else "this cluster"
+    say(f"Note: Slurm lists no GPUs of {where}: the script asks for none", error=True)
+    return False
 
 
 def submit(script: str) -> None:

@@ -422,8 +422,9 @@ def test_a_question_that_was_killed_leaves_a_folder_that_can_be_used(tmp_path, t
 # ------------------------------------------------------------------------------------ Slurm
 
 
-def test_the_script_of_a_job(toy_recipe, tmp_path):
+def test_the_script_of_a_job(toy_recipe, tmp_path, monkeypatch):
     """Run by bash, with the words of each command written down."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     folder = tmp_path / "runs' $HOME"
     options = ["--slurm", "--nodes", "2", "--num-gpus", "4", "--sbatch", "time=4:00:00"]
     name = f"description={METACHARACTERS}".replace("\n", "")
@@ -469,6 +470,49 @@ def test_the_script_of_a_job(toy_recipe, tmp_path):
     assert run(75).stdout.splitlines()[-1] == "scontrol requeue 7"
     cancelled = run(75, "COMPLETING")
     assert cancelled.returncode == 75 and "requeue" not in cancelled.stdout
+
+
+JOB = (["launch", "my.yaml", "--num-gpus", "4"], None, 2, 4)
+GPUS = "#SBATCH --gpus-per-node=4"
+
+
+def test_a_job_of_cpu_ranks_asks_for_no_gpus(monkeypatch):
+    """A cluster without GPUs refuses the option. The job's ranks are on CPUs wherever it starts."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    lines = slurm.job_script(*JOB, []).splitlines()
+    assert GPUS in lines and "export DS_ACCELERATOR=cpu" not in lines
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    of_cpus = slurm.job_script(*JOB, []).splitlines()
+    assert [line for line in lines if line not in of_cpus] == [GPUS]
+    assert [line for line in of_cpus if line not in lines] == ["export DS_ACCELERATOR=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "options", "partition", "asked"),
+    [
+        ("echo '(null)'; echo 'gpu:a100:8(S:0-1)'", [], None, True),
+        ("echo '(null)'", [], None, False),
+        ('[ "$4" = --partition=fast ] && echo gpu:2', ["partition=slow", "partition=fast"], "", 1),
+        ('[ "$4" = --partition=slow ] && echo license:1', ["partition=fast"], "slow", False),
+        ('[ "$4" = --partition=slow ] && echo "(null)"', [], "slow", False),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", [], None, True),
+        ("exit 0", [], None, True),  # no such partition: sbatch says so
+    ],
+)
+def test_a_job_asks_for_gpus_where_slurm_has_them(
+    listed, options, partition, asked, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.delenv("SBATCH_PARTITION", raising=False)
+    if partition:
+        monkeypatch.setenv("SBATCH_PARTITION", partition)
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{listed}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script = slurm.job_script(*JOB, options)
+    assert (GPUS in script.splitlines()) == asked
+    assert "DS_ACCELERATOR" not in script, "the ranks take what a node has"
+    assert ("the script asks for none" in capfd.readouterr().err) == (not asked)
 
 
 def test_a_job_needs_its_gpus_and_can_be_refused(toy_recipe, tmp_path, monkeypatch):
