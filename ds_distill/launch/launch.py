@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import TERMINATED, AgentOrder
 from ds_distill.launch.agent_processes import Agents, Ended, Start
 from ds_distill.launch.hosts import Hosts, count_ranks
 from ds_distill.launch.lock_owner import free_of_ended
-from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.options import LaunchOptions, check_gpus
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
 from ds_distill.launch.probe import Answer, Question, count_gpus
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
@@ -157,8 +156,7 @@ def _check(work: Work, ranks: int, ranks_here: int) -> None:
     from ds_distill.check.recipe import check_data, check_recipe, open_sources
 
     gpus = count_gpus()
-    if 0 < gpus < ranks_here:
-        raise UserError(f"launch: {ranks_here} ranks, but this machine has {gpus} GPUs.")
+    check_gpus(ranks_here, gpus)
     check_recipe(work.recipe, num_ranks=ranks, on_gpu=gpus > 0, ranks_here=ranks_here)
     if not work.resume:
         check_data(work.recipe, open_sources(work.recipe))

@@ -11,6 +11,7 @@ import typer
 
 from ds_distill.errors import UserError
 from ds_distill.launch.hosts import Hosts, choose, read_hostfile
+from ds_distill.launch.probe import most_gpus
 from ds_distill.process.ports import why_unusable
 
 NO_SSH_PORT = 29500
@@ -103,8 +104,8 @@ class LaunchOptions:
         return self.num_gpus is not None or self.hostfile is not None or self.slurm
 
     def check(self) -> None:
-        """Raises UserError for options that do not go together, a hostfile that is none, and a port
-        of this machine that is taken."""
+        """Raises UserError for options that do not go together, a hostfile that is none, a port of
+        this machine that is taken, and more ranks than it has GPUs, where that shows at once."""
         ways = [self.hostfile is not None, self.num_gpus is not None and not self.slurm, self.slurm]
         if sum(ways) != 1:
             raise UserError(
@@ -136,6 +137,8 @@ class LaunchOptions:
                 f"launch: --master-port {self.known_port}: cannot be used here: {why}. Name "
                 f"another one{other}."
             )
+        if self.num_gpus is not None and not self.slurm:
+            check_gpus(self.num_gpus, most_gpus())
 
     def hosts_of_file(self) -> Hosts:
         """The hosts of the hostfile that are used. Raises UserError where it is none, and where it
@@ -158,3 +161,15 @@ class LaunchOptions:
                     f"export NAME=VALUE, then give its name alone."
                 )
         return {name: os.environ[name] for name in self.env or ()}
+
+
+def check_gpus(ranks: int, gpus: int | None) -> None:
+    """Raises UserError for more ranks on this machine than it has GPUs. Without GPUs they are CPU
+    processes, and None is a number that is not known."""
+    if gpus and gpus < ranks:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if seen is None else f" (CUDA_VISIBLE_DEVICES={seen})"
+        raise UserError(
+            f"launch: {ranks} ranks, but this machine has {gpus} GPUs{why}. Give a smaller number, "
+            "or set DS_ACCELERATOR=cpu for CPU ranks."
+        )

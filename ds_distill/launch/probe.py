@@ -102,6 +102,19 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def most_gpus() -> int | None:
+    """How many `count_gpus` can find at most, at once and without torch; None where nothing tells
+    that."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return 0
+    listed = _nvidia_smi("--list-gpus")
+    if listed is None:
+        return None
+    gpus = sum(line.startswith("GPU ") for line in listed)  # parts of one have lines of their own
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return gpus if named is None else min(gpus, sum(bool(one.strip()) for one in named.split(",")))
+
+
 def _gpu_id(number: int) -> str:
     import torch
 
@@ -123,11 +136,20 @@ def versions() -> dict[str, str | None]:
 
 def busy_gpus() -> list[str]:
     """Other processes on the GPUs of this host, as nvidia-smi reports them."""
+    query = "--query-compute-apps=gpu_uuid,pid,used_memory"
+    return _nvidia_smi(query, "--format=csv,noheader") or []
+
+
+def _nvidia_smi(*arguments: str) -> list[str] | None:
+    """The lines that it prints; None where it is not there or fails."""
     if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
-    done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=30)
-    return done.stdout.splitlines() if done.returncode == 0 else []
+        return None
+    command = ["nvidia-smi", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None
 
 
 def _listen(question: Question, found: Answer) -> None:

@@ -173,6 +173,37 @@ def test_a_port_in_use_is_told_before_ranks_start(tmp_path):
     LaunchOptions(num_gpus=2, master_port=port).check()
 
 
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from ds_distill.cli import main; main()"
+
+
+def test_more_ranks_than_gpus_are_told_before_torch_is_there(tmp_path, monkeypatch):
+    """It was told after all that reads a recipe, its data and torch was imported. The count is that
+    of nvidia-smi, of which a stand-in lists two GPUs."""
+    (tmp_path / "nvidia-smi").write_text(
+        '#!/bin/sh\n[ "$1" = --list-gpus ] && printf "GPU 0: A (UUID: a)\\nGPU 1: A (UUID: b)\\n"\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    sentence = "launch: 3 ranks, but this machine has {}. Give a smaller number, or set "
+    for words in (["launch"], ["cache", "build"]):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *words, "quickstart", "--num-gpus", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        told = f"ds-distill: {sentence.format('2 GPUs')}DS_ACCELERATOR=cpu for CPU ranks.\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+    LaunchOptions(num_gpus=2).check()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(UserError) as error:
+        LaunchOptions(num_gpus=3).check()
+    assert sentence.format("1 GPUs (CUDA_VISIBLE_DEVICES=1)") in str(error.value)
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("DS_ACCELERATOR", "cpu")):
+        monkeypatch.setenv(name, value)
+        LaunchOptions(num_gpus=3).check()  # these are CPU ranks
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+
 def test_both_commands_have_the_options():
     for command in (["launch"], ["cache", "build"]):
         text = CliRunner().invoke(app, [*command, "--help"], terminal_width=200).output
