@@ -23,7 +23,7 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
-    after SIGTERM, and 75 where that came in a training, whose work is saved."""
+    after SIGTERM, and 75 where work of this start was saved before that, or by a training then."""
     # Two processes on few cores lose half their speed to spinning; must be set before torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Tokenizers use all cores. Unless told so they would stop that, with a warning, at a fork.

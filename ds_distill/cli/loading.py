@@ -74,11 +74,14 @@ def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
 def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
     from ds_distill.run.folder import RunFolder
 
-    def message() -> str:
-        return RunFolder(path).how_to_continue(*([] if first is not None else ["--resume"]))
+    folder = RunFolder(path)
 
+    def message() -> str:
+        return folder.how_to_continue(*([] if first is not None else ["--resume"]))
+
+    has_saved = None if is_rank() else folder.progress(recipe)
     try:
-        with exit_on_signal(message):
+        with exit_on_signal(message, has_saved=has_saved):
             with without_garbage_collection():
                 from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
@@ -100,7 +103,7 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
     if get_rank() == 0 and first is None:
         say(f"\nReport   {path / 'report.html'}")
         say(f"Results  {path / 'results.json'}")
-        if RunFolder(path).student.is_dir():
+        if folder.student.is_dir():
             say(f"Student  {path / 'student'}")
     return runs
 

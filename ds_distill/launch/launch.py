@@ -115,7 +115,10 @@ def launch(work: Work, options: LaunchOptions) -> None:
         free_folder()
         return saved
 
-    with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
+    def message() -> str:
+        return work.folder.how_to_continue(*work.resume_options)
+
+    with exit_on_signal(message, end, work.folder.progress(work.recipe)):
         hosts = _hosts(options)
         if options.by_ssh:
             free_of_ended(work.folder.path, hosts, options.ssh_port)

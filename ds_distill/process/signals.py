@@ -21,14 +21,17 @@ from ds_distill.process.lock import release_all
 from ds_distill.process.terminal import message as shown
 
 STOPPED = 75
-"""Exit code after SIGTERM, where work was saved: a launcher may start the run again."""
+"""Exit code after SIGTERM, where work was saved: a launcher may start the run again. It is not that
+of a start that has saved nothing, which would be started again and again."""
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 @contextmanager
 def exit_on_signal(
-    message: Callable[[], str], end: Callable[[bool], bool] | None = None
+    message: Callable[[], str],
+    end: Callable[[bool], bool] | None = None,
+    has_saved: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
     """Inside this block a signal ends the process with one line on standard error and exit code
     128 + its number; in a training the first one is a request (see `saves_when_asked`). A rank ends
@@ -37,6 +40,7 @@ def exit_on_signal(
     message: the text after `stopped by Ctrl-C.`
     end: ends the processes that this one started; called with True on a second signal. Returns
         whether they have saved a checkpoint: the exit code after SIGTERM is STOPPED then.
+    has_saved: whether work was saved in another way since the start; STOPPED then, too.
     """
     if is_rank() or threading.current_thread() is not threading.main_thread():
         yield
@@ -54,6 +58,7 @@ def exit_on_signal(
         saved = end is not None and end(is_second)
         text = ""
         with suppress(OSError):
+            saved = saved or (has_saved is not None and has_saved())
             text = f" {message()}"
         print_error(f"stopped by {SIGNALS[signal.Signals(number)]}.{text}".rstrip())
         release_all()

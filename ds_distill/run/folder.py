@@ -23,6 +23,7 @@ from ds_distill.files import (
 from ds_distill.process import failures, lock
 from ds_distill.process.signals import same_command
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.phases import Cache
 from ds_distill.run.records import read_environment, read_record, read_trained
 from ds_distill.run.resumable_keys import Change, changes
 
@@ -135,6 +136,26 @@ class RunFolder:
         if not self.holds_run():
             return f"Nothing was written. Start again with: {same_command()}"
         return f"{self._saved()}. Continue with: {same_command(*options)}"
+
+    def progress(self, recipe: Recipe) -> Callable[[], bool]:
+        """A question to be asked later: whether a later start goes on from more than one would
+        now."""
+        before = self._saved_work(recipe)
+        return lambda: bool(self._saved_work(recipe) - before)
+
+    def _saved_work(self, recipe: Recipe) -> set[tuple[Path, int]]:
+        """Records of phases, trained models, checkpoints, and caches with what was written."""
+        of_run = ("phases/*.json", f"models/*/{TRAINING_RECORD}", "checkpoints/*/step-*")
+        found = {(path, 0) for pattern in of_run for path in self.path.glob(pattern)}
+        for number, (name, phase) in enumerate(recipe.named_phases()):
+            if isinstance(phase, Cache):
+                from ds_distill.cache.shards import count_written  # imports pyarrow
+
+                cache = phase.shared or self.cache(number, name)
+                found.add((cache, count_written(cache)))
+                # It is written anew when a build ends, and the journals go.
+                found |= {(path, path.stat().st_mtime_ns) for path in cache.glob("manifest.json")}
+        return found
 
     def check_finished(self) -> None:
         """Raises UserError for a run that has not finished, where it is for other commands."""

@@ -132,7 +132,7 @@ class Builds:
             output, _ = process.communicate(timeout=60)
         finally:
             kill_all(process)
-        assert process.returncode == 143, output
+        assert process.returncode == 75, output
         assert left_of(self.environment) == []
         line = output.splitlines()[-1]
         assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps what was written.")

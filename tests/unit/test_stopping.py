@@ -1,4 +1,5 @@
-"""Signals to processes that a run has forked are not signals to the run."""
+"""Signals to processes that a run has forked are not signals to the run; what a run's exit code
+says after one."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import subprocess
 import sys
 
 import pytest
+
+from ds_distill.recipe import Recipe
+from ds_distill.run.folder import RunFolder
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time
@@ -40,3 +44,59 @@ def test_ending_a_pool_does_not_end_the_run(rank):
     assert done.returncode == 128 + signal.SIGTERM
     line = "ds-distill: stopped by SIGTERM. the run's line\n"
     assert done.stderr == ("" if rank else line)  # of a rank it is the launcher's
+
+
+STOPPED_AFTER = """
+import os, signal, sys, time
+from pathlib import Path
+from ds_distill.process.signals import exit_on_signal
+from ds_distill.recipe import load_recipe
+from ds_distill.run.folder import RunFolder
+
+recipe, path, written = sys.argv[1:]
+progress = RunFolder(Path(path)).progress(load_recipe(recipe))
+with exit_on_signal(lambda: "the run's line", has_saved=progress):
+    if written:
+        Path(path, written).parent.mkdir(parents=True, exist_ok=True)
+        Path(path, written).write_text("{}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+"""
+
+
+def test_the_exit_code_says_whether_a_start_has_saved_work(toy_recipe, tmp_path):
+    """Outside a training it was always 143, with which a Slurm job is not queued again. It still is
+    for a start that has saved nothing, and would begin the same again."""
+    inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
+    folder = tmp_path / "run"
+    for written, code in (
+        ("metrics.jsonl", 143),
+        ("phases/00-teach-first.json", 75),
+        ("phases/00-teach-first.json", 143),  # an earlier start's
+        ("models/01-second/training.json", 75),
+        ("", 143),
+    ):
+        command = [sys.executable, "-c", STOPPED_AFTER, str(toy_recipe), str(folder), written]
+        done = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=60)
+        line = "ds-distill: stopped by SIGTERM. the run's line\n"
+        assert (done.returncode, done.stderr) == (code, line), written
+
+
+def test_blocks_of_a_cache_are_work_that_is_saved(toy_settings, tmp_path):
+    """Also of one outside the run's folder, and when the build has ended."""
+    settings = {**toy_settings, "phases": [dict(phase) for phase in toy_settings["phases"]]}
+    [cache] = [phase["cache"] for phase in settings["phases"] if "cache" in phase]
+    cache["folder"] = str(tmp_path / "shared")
+    recipe, run = Recipe.model_validate(settings), RunFolder(tmp_path / "run")
+    journal = tmp_path / "shared" / ".building" / "workers" / "me" / "first.0.jsonl"
+    has_saved = run.progress(recipe)
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"host": "here"}\n')  # a worker has begun
+    assert not has_saved()
+    with journal.open("a") as file:
+        file.write('["shard-00000000.arrow", 0, 8, 0, 9, "x"]\n')
+    assert has_saved()
+    has_saved = run.progress(recipe)
+    assert not has_saved()
+    (tmp_path / "shared" / "manifest.json").touch()
+    assert has_saved()
