@@ -274,6 +274,10 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
         print_error(f"stopped{why}. {advice}")
         raise SystemExit(STOPPED)
     reason = str(first or (_reason(failed[0], by_ssh) if failed else f"there is no {work.result}"))
+    if first is not None and first.kind == "port":
+        drawn = options.known_port is None and not options.slurm  # a job's port is always the same
+        other = "The next start takes another port" if drawn else "Name another --master-port"
+        advice = f"{other}. {advice}"
     print_error(f"the run stopped: {reason.rstrip('.')}. {advice}")
     raise SystemExit(1)
 

@@ -17,7 +17,7 @@ from ds_distill.process.signals import STOPPED
 FOLDER = "failures"
 """In the run's folder."""
 
-Kind = Literal["mistake", "stopped", "fault", "lost"]
+Kind = Literal["mistake", "stopped", "fault", "port", "lost"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Failure:
     """Seconds since 1970, by the clock of the rank's host."""
     kind: Kind
     """`mistake`: the user's input is wrong. `stopped`: a signal, and a checkpoint was saved.
-    `fault`: any other error of its own. `lost`: only what another rank's end did to this one."""
+    `port`: ranks cannot meet at the port that they were given. `fault`: any other error of its own.
+    `lost`: only what another rank's end did to this one."""
     message: str
     """One paragraph, without a traceback."""
 

@@ -19,7 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ds_distill.errors import first_line
 from ds_distill.process.activity import Tell
-from ds_distill.process.identity import ProcessId, get_rank, get_world_size
+from ds_distill.process.identity import LAUNCHED, ProcessId, get_rank, get_world_size
 
 FAILURE = "failure"
 """Key of the first failure of any rank in the store."""
@@ -31,6 +31,10 @@ _ANSWER_SECONDS = 60
 
 class RanksMissing(Exception):
     """Other ranks did not come, or cannot be reached. The message is one paragraph."""
+
+
+class PortTaken(RanksMissing):
+    """The port where ranks are to meet is not theirs: most likely another program has it."""
 
 
 class StoreLost(Exception):
@@ -53,7 +57,7 @@ class Rendezvous:
 
         limit: seconds that ranks may come after one another.
 
-        Raises RanksMissing, with the names of those that did not come.
+        Raises RanksMissing, with the names of those that did not come, and PortTaken.
         """
         rank, size = get_rank(), get_world_size()
         deadline = time.monotonic() + limit
@@ -172,14 +176,18 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
         )
     except (DistNetworkError, DistStoreError) as error:
         what = (
-            f"cannot listen on port {port}. If another run has it, give the launcher another one "
-            "(--master-port; torchrun: --master_port)"
+            f"cannot listen on port {port}"
             if serves
-            else f"cannot use what answers at {host}:{port}. If that is another run, choose "
-            "another port"
+            else f"cannot use what answers at {host}:{port}"
         )
-        here = f"rank {rank} on {socket.gethostname()}"
-        raise RanksMissing(f"{here} {what}: {first_line(error)}") from error
+        if (
+            LAUNCHED not in os.environ
+        ):  # else the launch says what to do: it may have drawn the port
+            what += (
+                ". If another run has it, give the launcher another one (--master-port; torchrun: "
+                "--master_port)"
+            )
+        raise PortTaken(f"{what}: {first_line(error)}") from error
 
 
 def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: float) -> None:

@@ -22,7 +22,7 @@ from ds_distill.files import is_disk_full
 from ds_distill.process.failures import Failure, Kind, first_failure, record_failure
 from ds_distill.process.identity import LAUNCHED, get_rank, get_world_size, is_rank
 from ds_distill.process.lock import Locked, release_all
-from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost
+from ds_distill.process.rendezvous import FAILURE, PortTaken, RanksMissing, Rendezvous, StoreLost
 from ds_distill.process.signals import Stopped, print_error
 from ds_distill.process.watchdog import GRACE_SECONDS, Watchdog
 
@@ -88,7 +88,7 @@ def report_and_exit(error: Exception) -> NoReturn:
     if kind == "fault" and not isinstance(error, RanksMissing):
         traceback.print_exception(error)
     if kind != "stopped" or LAUNCHED not in os.environ:  # a launch says what stopped it
-        print_error(str(own) if kind == "fault" else message)
+        print_error(str(own) if kind in ("fault", "port") else message)
     if own.rank == 0:
         time.sleep(READ_SECONDS)
     # Other ranks may be waiting for this one: exit without waiting for them.
@@ -190,6 +190,6 @@ def _kind(error: Exception) -> tuple[Kind, str]:
         file = getattr(error, "filename", None)
         return "mistake", f"no space left on the disk{f' while writing {file}' if file else ''}"
     if isinstance(error, RanksMissing):
-        return "fault", str(error)
+        return "port" if isinstance(error, PortTaken) else "fault", str(error)
     first = (str(error).strip().splitlines() or [""])[0]
     return "fault", f"{type(error).__name__}: {first}".removesuffix(": ")

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +100,41 @@ def test_what_all_ranks_find_is_reported_once(
     assert len(numbers) == min(bad, 3)
     assert all("the" in json.loads(lines[n - 1])["text"].split() for n in numbers)
     assert runs.left() == []
+
+
+TAKEN_MEANWHILE = """
+import socket, sys
+from ds_distill.cli import main
+from ds_distill.launch import launch
+
+taken = socket.create_server(("", 0))
+print("port", taken.getsockname()[1], flush=True)
+launch.free_port = lambda: taken.getsockname()[1]
+sys.argv[0] = "ds-distill"
+main()
+"""
+
+
+@pytest.mark.further
+def test_a_port_that_another_program_took_is_no_mistake_of_the_user(
+    toy_recipe, command_environment, tmp_path
+):
+    """The port that a launch has drawn, between that and the first rank's start."""
+    command = ["launch", str(toy_recipe), "--num-gpus", "2", "--folder", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN_MEANWHILE, *command],
+        env=command_environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    [port] = re.findall(r"^port (\d+)$", done.stdout, re.MULTILINE)
+    *_, rank, launch = done.stderr.splitlines()
+    assert done.returncode == 1, done.stderr
+    assert f"port {port}" in rank and "--master-port" not in rank
+    assert launch.startswith("ds-distill: the run stopped: rank ") and rank[12:] in launch
+    assert "The next start takes another port. Nothing was written. Start again with: " in launch
+    assert launch.endswith(f"ds-distill {shlex.join(command)}")
 
 
 def hang_ranks_and_kill(launch: Process) -> None:

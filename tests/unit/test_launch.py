@@ -334,6 +334,21 @@ def test_the_first_failure_of_a_rank_is_the_reason(tmp_path, monkeypatch, capfd)
     assert conclude(tmp_path, failed, monkeypatch, capfd) == (2, ""), "the rank has printed it"
 
 
+def test_a_port_that_is_taken_meanwhile_is_followed_by_another_one(tmp_path, monkeypatch, capfd):
+    """What was advised was another --master-port, and then the same command without one."""
+    record_failure(tmp_path, Failure(0, "a", 1.0, "port", "cannot listen on port 7"))
+    for ways, advice in (
+        ({}, "The next start takes another port"),
+        ({"hostfile": tmp_path / "hosts"}, "The next start takes another port"),
+        ({"num_gpus": 2, "master_port": 7}, "Name another --master-port"),
+        ({"hostfile": tmp_path / "hosts", "no_ssh": True}, "Name another --master-port"),
+        ({"slurm": True}, "Name another --master-port"),
+    ):
+        code, text = conclude(tmp_path, [Ended("a", 1)], monkeypatch, capfd, **ways)
+        assert code == 1
+        assert f"rank 0 on a: cannot listen on port 7. {advice}. Nothing was written. " in text
+
+
 def test_sentences_end_once_and_a_lost_connection_is_named(tmp_path, monkeypatch, capfd):
     ended = [Ended("node-b", 255), Ended("node-a", 75)]
     record_failure(tmp_path, Failure(0, "a", 1.0, "fault", "it hangs. Set timeout_minutes."))
