@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from itertools import takewhile
 from pathlib import Path
 
 from ds_distill.process.identity import machine
@@ -112,7 +113,11 @@ def most_gpus() -> int | None:
         return None
     gpus = sum(line.startswith("GPU ") for line in listed)  # parts of one have lines of their own
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return gpus if named is None else min(gpus, sum(bool(one.strip()) for one in named.split(",")))
+    if named is None:
+        return gpus
+    # CUDA takes those before the first that it does not know: -1 hides all.
+    known = takewhile(lambda one: one and one[0] != "-", map(str.strip, named.split(",")))
+    return min(gpus, len(list(known)))
 
 
 def _gpu_id(number: int) -> str:

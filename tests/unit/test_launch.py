@@ -194,14 +194,17 @@ def test_more_ranks_than_gpus_are_told_before_torch_is_there(tmp_path, monkeypat
         told = f"ds-distill: {sentence.format('2 GPUs')}DS_ACCELERATOR=cpu for CPU ranks.\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
     LaunchOptions(num_gpus=2).check()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(UserError) as error:
-        LaunchOptions(num_gpus=3).check()
-    assert sentence.format("1 GPUs (CUDA_VISIBLE_DEVICES=1)") in str(error.value)
-    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("DS_ACCELERATOR", "cpu")):
-        monkeypatch.setenv(name, value)
+    for seen in ("1", "0,-1,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+        with pytest.raises(UserError) as error:
+            LaunchOptions(num_gpus=3).check()
+        assert sentence.format(f"1 GPUs (CUDA_VISIBLE_DEVICES={seen})") in str(error.value)
+    for hides_all in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides_all)
         LaunchOptions(num_gpus=3).check()  # these are CPU ranks
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    LaunchOptions(num_gpus=3).check()
 
 
 def test_both_commands_have_the_options():
