@@ -30,6 +30,12 @@ class Line:
     last: str
     """Its last value."""
 
+    @property
+    def dot(self) -> tuple[str, str] | None:
+        """Where a lone point is, of which a polyline shows nothing."""
+        x, y = self.drawn.split(",") if self.drawn.count(",") == 1 else ("", "")
+        return (x, y) if x else None
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -91,13 +97,16 @@ def _panel(title: str, lines: Mapping[str, Points], shown: Callable[[float], str
     values = [v for points in lines.values() for _, v in points if math.isfinite(v)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     steps = max((step for points in lines.values() for step, _ in points), default=0)
-    span = high - low or 1.0
+    span = high - low
+
+    def height(value: float) -> float:
+        return HEIGHT * (high - value) / span if span else HEIGHT / 2
 
     def drawn(points: Points) -> str:
         every = math.ceil(len(points) / MOST_POINTS)
         kept = points[::-1][::every][::-1]  # the last one is among them
         return " ".join(
-            f"{WIDTH * step / max(steps, 1):.1f},{HEIGHT * (high - value) / span:.1f}"
+            f"{WIDTH * step / max(steps, 1):.1f},{height(value):.1f}"
             for step, value in kept
             if math.isfinite(value)
         )

@@ -67,6 +67,21 @@ def test_what_is_not_finite_is_left_out_of_the_line(value):
     assert len(training.panels[0].lines[0].drawn.split()) == 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lone_point_is_seen_and_equal_ones_are_in_the_middle(count):
+    """A polyline of one point shows nothing: the panel of a training of one epoch was empty."""
+    events = [train(0, "student", step, loss=2.0 - step) for step in range(2)]
+    events += [validation(0, "student", step + 1, accuracy=0.5) for step in range(count)]
+    found = trainings_of(events, ["distil"], [ACCURACY])
+    line = found[0].panels[1].lines[0]
+    assert line.drawn.split()[-1] == f"{WIDTH:.1f},{HEIGHT / 2:.1f}"
+    assert line.dot == ((f"{WIDTH:.1f}", f"{HEIGHT / 2:.1f}") if count == 1 else None)
+    page = environment().get_template("curves.html.jinja").render(
+        trainings=found, width=WIDTH, height=HEIGHT
+    )  # fmt: skip
+    assert (page.count("<circle"), page.count("<polyline")) == (2 - count, count)
+
+
 def test_undefined_scores_have_no_point():
     events = [train(0, "student", 1, loss=1.0), validation(0, "student", 1, accuracy=None)]
     [training] = trainings_of(events, ["distil"], [ACCURACY])
@@ -82,5 +97,5 @@ def test_many_trainings_are_folded(count):
         .get_template("curves.html.jinja")
         .render(trainings=found, width=WIDTH, height=HEIGHT)
     )
-    assert page.count("<polyline") == count and "<b>" not in page
+    assert page.count("<svg") == count and "<b>" not in page
     assert page.count("<details") == page.count("</details") == (count > 6)
