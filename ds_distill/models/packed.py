@@ -50,11 +50,17 @@ def packed_backend(config: PreTrainedConfig, device: torch.device, *, half: bool
         return "example by example"
     width = config.hidden_size // config.num_attention_heads
     if config.model_type == "deberta-v2":
-        takes = find_spec("flashdeberta") is not None and width in FLASHDEBERTA_WIDTHS
+        takes = find_spec("flashdeberta") is not None and takes_flashdeberta(config)
         return f"flashdeberta {version('flashdeberta')}" if takes else None
     # FlashAttention refuses others (torch's flash_api.cpp, mha_varlen_fwd).
     takes = torch.cuda.get_device_capability(device) >= (8, 0) and width % 8 == 0 and width <= 256
     return f"varlen_attn of torch {version('torch')}" if takes else None
+
+
+def takes_flashdeberta(config: PreTrainedConfig) -> bool:
+    """Whether flashdeberta's kernel can be a model's attention."""
+    is_deberta = config.model_type == "deberta-v2" and takes_packed(config)
+    return is_deberta and config.hidden_size // config.num_attention_heads in FLASHDEBERTA_WIDTHS
 
 
 def packed_attention(config: PreTrainedConfig) -> str | None:

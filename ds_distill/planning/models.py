@@ -7,7 +7,7 @@ import copy
 import importlib.resources
 import json
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,8 @@ class Pass:
     """Of the trained model; None: its own."""
     logits: bool = True
     """Whether a masked-LM's logits [rows, V] are made; else its head's features alone."""
+    flashdeberta: bool = False
+    """Whether DeBERTa's attention is flashdeberta's, which makes no maps either."""
 
 
 def planned_model(
@@ -234,6 +236,10 @@ def prepared(model: PlannedModel, layers: int, of: Pass, device: str) -> PreTrai
     """The model as a pass finds it, with so many layers."""
     built = model.build(layers=layers, dtype=of.dtype, fused=of.fused, device=device)
     built.train(of.trains).requires_grad_(of.trains)
+    if of.flashdeberta:
+        for layer in layers_of(built):
+            attention: Any = layer.attention
+            attention.self.forward = partial(_flashdeberta, attention.self)
     if of.freeze:
         freeze_embeddings(built)
     if of.dropout is not None:
@@ -288,6 +294,29 @@ def _fused(
     pass. That of torch for a CPU stands for all of this kind: shapes are all that counts here."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return kernel(query, key, value)[0].transpose(1, 2), None
+
+
+def _flashdeberta(
+    module: Any,
+    hidden: torch.Tensor,
+    mask: torch.Tensor,
+    *others: Any,
+    rel_embeddings: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same for what `ds_distill.models.packed_deberta` computes."""
+    heads = module.num_attention_heads
+
+    def split(projection: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return projection(x).unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+    query, key = split(module.query_proj, hidden), split(module.key_proj, hidden)
+    value = split(module.value_proj, hidden)
+    table = rel_embeddings[: 2 * module.pos_ebd_size]
+    positions = split(module.query_proj, table), split(module.key_proj, table)
+    context, _ = _fused(module, query, key, value, mask)
+    del positions
+    return context.flatten(2), None
 
 
 def _no_mask(*arguments: Any, **options: Any) -> None:

@@ -45,15 +45,14 @@ def test_a_step_of_three_teachers(size: int) -> None:
             assert planned.computing > 0.8 * planned.step.total
 
 
-@pytest.mark.parametrize(("stage", "over"), [(1, BYTES), (3, 0.22)])
-def test_four_micro_batches_in_one_engine(stage: int, over: float) -> None:
-    """over: what the plan may have too much. At stage 3 teachers read them at once, and the plan
-    has the maps of DeBERTa's own attention, which flashdeberta does not make."""
+@pytest.mark.parametrize("stage", [1, 3])
+def test_four_micro_batches_in_one_engine(stage: int) -> None:
+    """At stage 3 teachers read them at once."""
     plan = planned_steps(
         HUB, STUDENT, CLASSES, LENGTH, BATCH, 4, 1, GPUS["h200"], f"zero{stage}_bf16"
     )[stage, "live"]
     measured = read_json(RESULTS / f"one-engine-zero{stage}-h200.json")
     seconds = median(step["seconds"] for step in measured["steps"][1:])  # the first compiles
     peak = max(rank["peak_bytes"] for rank in measured["ranks"])
-    assert 1 - BYTES < plan.total / peak < 1 + over
+    assert 1 - BYTES < plan.total / peak < 1 + BYTES
     assert 1 / SECONDS < seconds / plan.step.total < SECONDS

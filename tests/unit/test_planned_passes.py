@@ -86,6 +86,14 @@ def test_a_gpu_holds_less() -> None:
     assert there.flops >= here.flops  # the fused kernel's backward computes the scores again
 
 
+def test_flashdeberta_makes_no_map_of_a_text() -> None:
+    """DeBERTa's own attention has several in float32 at a time, one for each head."""
+    planned, own = model_of("deberta"), of(8, 512, False, fused=True)
+    heads = planned.config.num_attention_heads
+    less = cost(planned, own).peak - cost(planned, replace(own, flashdeberta=True)).peak
+    assert less > 3 * 4 * 8 * heads * 512 * 512
+
+
 def test_a_trace_counts_what_is_alive() -> None:
     with torch.device("meta"), Trace() as trace:
         first = torch.ones(1000)
