@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
-from itertools import takewhile
 from pathlib import Path
 
 from ds_distill.process.identity import machine
-from ds_distill.process.machine import machine_memory
+from ds_distill.process.machine import machine_memory, named_gpus
 
 MARK = "ds-distill probe: "
 """Begins the answer's line: a shell's start-up files can print others."""
@@ -96,7 +95,7 @@ def answer(question: Question) -> Answer:
 
 def count_gpus() -> int:
     """The GPUs of this machine that ranks with this process's variables run on; 0 for CPU ranks."""
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
+    if named_gpus() == []:
         return 0
     import torch  # slow: a probe comes here after the meeting, and where the run can start
 
@@ -106,18 +105,12 @@ def count_gpus() -> int:
 def most_gpus() -> int | None:
     """How many `count_gpus` can find at most, at once and without torch; None where nothing tells
     that."""
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
+    if (named := named_gpus()) == []:
         return 0
-    listed = _nvidia_smi("--list-gpus")
-    if listed is None:
+    if (listed := _nvidia_smi("--list-gpus")) is None:
         return None
     gpus = sum(line.startswith("GPU ") for line in listed)  # parts of one have lines of their own
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return gpus
-    # CUDA takes those before the first that it does not know: -1 hides all.
-    known = takewhile(lambda one: one and one[0] != "-", map(str.strip, named.split(",")))
-    return min(gpus, len(list(known)))
+    return gpus if named is None else min(gpus, len(named))
 
 
 def _gpu_id(number: int) -> str:

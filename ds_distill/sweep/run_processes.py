@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ds_distill.errors import UserError
 from ds_distill.launch.process_group import Command, Group
+from ds_distill.process.machine import named_gpus
 from ds_distill.process.signals import STOPPED
 
 GRACE = 20
@@ -89,10 +90,9 @@ class Pool:
 
 
 def visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them; none on a machine without."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name.strip()]
+    """As CUDA_VISIBLE_DEVICES names them; none on a machine without, or for CPU ranks."""
+    if (named := named_gpus()) is not None:
+        return named
     import torch  # seconds
 
     return [str(number) for number in range(torch.cuda.device_count())]

@@ -31,7 +31,7 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.resampling import drawn
-from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
+from ds_distill.sweep.run_processes import Child, Pool, launches_at_once, visible_gpus
 from ds_distill.sweep.runs import check_folder, runs_of
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import Sweep
@@ -482,6 +482,19 @@ def test_launches_at_once_have_a_gpu_or_a_core_for_each_rank(
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
     assert launches_at_once(jobs, ranks, list(map(str, range(gpus)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "accelerator", "seen"),
+    [("3,GPU-a", None, ["3", "GPU-a"]), ("0,-1,1", None, ["0"]), ("-1", None, []), ("", None, []),
+     ("0,1", "cpu", []), (None, "cpu", [])],
+)  # fmt: skip
+def test_the_gpus_of_a_sweep_are_those_that_its_runs_see(named, accelerator, seen, monkeypatch):
+    for name, value in (("CUDA_VISIBLE_DEVICES", named), ("DS_ACCELERATOR", accelerator)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert visible_gpus() == seen
 
 
 def test_each_launch_has_gpus_of_its_own():
