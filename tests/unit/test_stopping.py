@@ -4,6 +4,7 @@ says after one."""
 from __future__ import annotations
 
 import os
+import copy
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_the_exit_code_says_whether_a_start_has_saved_work(toy_recipe, tmp_path)
 
 def test_blocks_of_a_cache_are_work_that_is_saved(toy_settings, tmp_path):
     """Also of one outside the run's folder, and when the build has ended."""
-    settings = {**toy_settings, "phases": [dict(phase) for phase in toy_settings["phases"]]}
+    settings = copy.deepcopy(toy_settings)
     [cache] = [phase["cache"] for phase in settings["phases"] if "cache" in phase]
     cache["folder"] = str(tmp_path / "shared")
     recipe, run = Recipe.model_validate(settings), RunFolder(tmp_path / "run")
