@@ -3,8 +3,8 @@ says after one."""
 
 from __future__ import annotations
 
-import os
 import copy
+import os
 import signal
 import subprocess
 import sys
