@@ -149,10 +149,13 @@ class RunFolder:
         found = {(path, 0) for pattern in of_run for path in self.path.glob(pattern)}
         for number, (name, phase) in enumerate(recipe.named_phases()):
             if isinstance(phase, Cache):
-                from ds_distill.cache.shards import count_written  # imports pyarrow
-
                 cache = phase.shared or self.cache(number, name)
-                found.add((cache, count_written(cache)))
+                if not cache.is_dir():
+                    continue
+                from ds_distill.cache.shards import count_written  # imports torch: seconds
+
+                if blocks := count_written(cache):
+                    found.add((cache, blocks))
                 # It is written anew when a build ends, and the journals go.
                 found |= {(path, path.stat().st_mtime_ns) for path in cache.glob("manifest.json")}
         return found
