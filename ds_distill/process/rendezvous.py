@@ -180,9 +180,8 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
             if serves
             else f"cannot use what answers at {host}:{port}"
         )
-        if (
-            LAUNCHED not in os.environ
-        ):  # else the launch says what to do: it may have drawn the port
+        # Else the launch says what to do: it may have drawn the port.
+        if LAUNCHED not in os.environ:
             what += (
                 ". If another run has it, give the launcher another one (--master-port; torchrun: "
                 "--master_port)"

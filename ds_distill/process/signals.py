@@ -58,8 +58,9 @@ def exit_on_signal(
         saved = end is not None and end(is_second)
         text = ""
         with suppress(OSError):
-            saved = saved or (has_saved is not None and has_saved())
             text = f" {message()}"
+        with suppress(OSError):  # files may go meanwhile
+            saved = saved or (has_saved is not None and has_saved())
         print_error(f"stopped by {SIGNALS[signal.Signals(number)]}.{text}".rstrip())
         release_all()
         os._exit(STOPPED if saved and number == signal.SIGTERM else 128 + number)
