@@ -225,17 +225,22 @@ def gap_closed(own: float, gap: Mapping[str, Any], metric: MetricClass) -> float
     return own / gap["difference"] if metric.better(gap["interval"]) else None
 
 
+def retention(metric: MetricClass, score: float | None, whole: float | None) -> float | None:
+    """A model's score as a share of another's, its teacher's; None where that is 0, one of them is
+    not defined, or less is better."""
+    if score is None or whole is None or whole <= 0 or not metric.higher_is_better:
+        return None
+    return score / whole
+
+
 def to_teacher(
     student: Mapping[str, Any], teacher: Mapping[str, Any], metric: MetricClass
 ) -> dict[str, float | None]:
-    """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0,
-    one of them is not defined, or less is better. `median_class_difference`: the median over the
-    classes with examples of the student's accuracy less the teacher's; None without classes."""
+    """`retention`, and `median_class_difference`: the median over the classes with examples of the
+    student's accuracy less the teacher's; None without classes."""
     own, others = (report.get("per_class", {}) for report in (student, teacher))
     differences = [own[name] - others[name] for name in own if own[name] is not None]
-    score, whole = student[metric.name], teacher[metric.name]
-    known = metric.higher_is_better and None not in (score, whole) and whole > 0
     return {
-        "retention": score / whole if known else None,
+        "retention": retention(metric, student[metric.name], teacher[metric.name]),
         "median_class_difference": float(np.median(differences)) if differences else None,
     }

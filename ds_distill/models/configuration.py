@@ -140,6 +140,12 @@ def usable_length(config: PreTrainedConfig) -> int | None:
     return int(limit) - first_position(config)
 
 
+def longest_input(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that a model and its tokenizer both take; of a run's student those of its training."""
+    limit = tokenizer.model_max_length
+    return min(usable_length(config) or limit, limit)
+
+
 def pools_all_tokens(config: PreTrainedConfig) -> bool:
     """Whether a sequence classifier's head reads the mean of all tokens' states, not the first
     token's: ModernBERT's with `mean`, EuroBERT's with `mean` or `late`, which has the mean of

@@ -15,7 +15,7 @@ from ds_distill.data.question_windows import Windows, prepare
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.keys import content_keys
-from ds_distill.models.configuration import load_config, usable_length
+from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import ANSWERER, finite, load_model
 from ds_distill.models.task_params import count_of
@@ -42,8 +42,7 @@ class Answerer:
         """
         config = load_config(reference)
         self.tokenizer = load_tokenizer(reference)
-        limit = usable_length(config) or self.tokenizer.model_max_length
-        self.max_length = min(limit, self.tokenizer.model_max_length)
+        self.max_length = longest_input(config, self.tokenizer)
         """Tokens of a window; of a run's student those of its training."""
         self.cut = 0
         """Texts that were cut: none, they are read in windows."""

@@ -15,7 +15,7 @@ import torch
 
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.errors import UserError
-from ds_distill.models.configuration import load_config, usable_length
+from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, finite, load_model
 from ds_distill.models.task_params import columns_of
@@ -48,8 +48,7 @@ class Classifier:
         self.is_regression = config.problem_type == "regression"
         """Whether it predicts a number; then there are no labels and no probabilities."""
         self.tokenizer = load_tokenizer(reference)
-        limit = usable_length(config) or self.tokenizer.model_max_length
-        self.max_length = min(limit, self.tokenizer.model_max_length)
+        self.max_length = longest_input(config, self.tokenizer)
         """Tokens; of a run's student those of its training. Longer texts are cut."""
         self.cut = 0
         """Texts that were longer, so far."""

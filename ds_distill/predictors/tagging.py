@@ -16,7 +16,7 @@ from ds_distill.data.word_windows import texts_of
 from ds_distill.data.words import NO_TOKEN, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
-from ds_distill.models.configuration import load_config, usable_length
+from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import TAGGER, finite, load_model
 from ds_distill.recipe.tags import OUTSIDE, SPAN_TAGS, are_entities
@@ -52,8 +52,7 @@ class Tagger:
         if self.answers_questions:
             self.columns = (("question", "context"), ("text_a", "text_b"))
         self.tokenizer = load_tokenizer(reference, of_words=True)
-        limit = usable_length(config) or self.tokenizer.model_max_length
-        self.max_length = min(limit, self.tokenizer.model_max_length)
+        self.max_length = longest_input(config, self.tokenizer)
         """Tokens of a window; of a run's student those of its training."""
         self.cut = 0
         """Texts that were cut: none, they are read in windows."""

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ds_distill.evaluation.scores import retention
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.result_tables import wide_note
 from ds_distill.sweep.grid import Variant
@@ -90,19 +91,14 @@ def _task(
         found[name] |= {"score": row["score"], "retention": None, "to_reference": None}
         if reference in rows:
             other = rows[reference]
-            found[name]["retention"] = _retention(metric, row["score"], other["score"])
+            means = row["score"]["mean"], other["score"]["mean"]
+            found[name]["retention"] = retention(metric, *means)
             if name != reference:
                 apart = difference(row, other, drawn[name], drawn[reference])
                 found[name]["to_reference"] = apart
     about = {key: first[key] for key in ("metric", "split")}
     majority = rows[next(iter(rows))]["majority"]["mean"]
     return {**about, "majority": majority, "undefined": undefined, "checkpoints": found}
-
-
-def _retention(metric: MetricClass, own: dict[str, Any], other: dict[str, Any]) -> float | None:
-    whole = metric.higher_is_better and None not in (own["mean"], other["mean"])
-    known = whole and other["mean"] > 0
-    return float(own["mean"] / other["mean"]) if known else None
 
 
 def _mean(
