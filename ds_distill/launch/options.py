@@ -128,8 +128,10 @@ class LaunchOptions:
         if self.no_ssh and self.node_rank is None:
             raise UserError("launch: --no-ssh: give this host's number with --node-rank.")
         self.variables()
+        here = 0 if self.slurm else self.num_gpus or 0
         if self.hostfile is not None:
-            self.hosts_of_file()
+            slots = [*self.hosts_of_file().values()]
+            here = len(slots[self.node_rank or 0]) if self.no_ssh else 0
         first = self.node_rank == 0 if self.no_ssh else self.hostfile is None and not self.slurm
         if first and self.known_port and (why := why_unusable(self.known_port)) is not None:
             other = ", the same on all hosts" if self.no_ssh else ", or leave it out"
@@ -137,8 +139,8 @@ class LaunchOptions:
                 f"launch: --master-port {self.known_port}: cannot be used here: {why}. Name "
                 f"another one{other}."
             )
-        if self.num_gpus is not None and not self.slurm:
-            check_gpus(self.num_gpus, most_gpus())
+        if here:
+            check_gpus(here, most_gpus())
 
     def hosts_of_file(self) -> Hosts:
         """The hosts of the hostfile that are used. Raises UserError where it is none, and where it

@@ -65,7 +65,8 @@ def job_script(
         raise UserError("launch: --slurm: a line break in an argument; a script cannot hold it.")
     # With the variable the ranks stay on CPUs also where the job's nodes show GPUs to all.
     on_cpus = os.environ.get("DS_ACCELERATOR") == "cpu"
-    asks_for_gpus = not on_cpus and _may_have_gpus(options)
+    own = any(text.startswith(("gpus", "gres=gpu")) for text in options)  # such as gres=gpu:a100:4
+    asks_for_gpus = not (on_cpus or own) and _may_have_gpus(options)
     # Slurm's own options in `options` come later, and win.
     directives = [
         "job-name=ds-distill",

@@ -194,6 +194,12 @@ def test_more_ranks_than_gpus_are_told_before_torch_is_there(tmp_path, monkeypat
         told = f"ds-distill: {sentence.format('2 GPUs')}DS_ACCELERATOR=cpu for CPU ranks.\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
     LaunchOptions(num_gpus=2).check()
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
+    of_file = LaunchOptions(hostfile=tmp_path / "hosts", no_ssh=True, node_rank=0)
+    of_file.check()
+    with pytest.raises(UserError) as error:
+        replace(of_file, node_rank=1).check()
+    assert sentence.format("2 GPUs") in str(error.value), "its ranks failed one by one"
     for seen in ("1", "0,-1,1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
         with pytest.raises(UserError) as error:
@@ -534,6 +540,15 @@ def test_a_job_of_cpu_ranks_asks_for_no_gpus(monkeypatch):
     of_cpus = slurm.job_script(*JOB, []).splitlines()
     assert [line for line in lines if line not in of_cpus] == [GPUS]
     assert [line for line in of_cpus if line not in lines] == ["export DS_ACCELERATOR=cpu"]
+
+
+@pytest.mark.parametrize("own", ["gres=gpu:a100:4", "gpus-per-node=4", "gpus=8"])
+def test_gpus_that_the_user_asks_for_are_asked_for_once(own, monkeypatch):
+    """Slurm takes several such options for conditions that all hold."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    script = slurm.job_script(*JOB, [own, "time=4:00:00"])
+    asked = [line for line in script.splitlines() if line.startswith(("#SBATCH --g"))]
+    assert asked == [f"#SBATCH --{own}"]
 
 
 @pytest.mark.parametrize(
