@@ -215,6 +215,7 @@ class _Other:
         )
         with self._located():
             self._source = source_at(there)
+        self._source.fewest_labels = 0  # it is a part: the task's own are enough
         if "train" not in self._source.splits:
             raise UserError(
                 f"{self._key}.path={split.path}: there is no split 'train'. It has: "
@@ -241,9 +242,9 @@ class _Other:
             if self._combined.task.rows == "words":
                 return self._with_tags(data) if self._labelled and has_labels(data) else data
             labels = np.asarray(data.with_format("numpy")["label"][:])
-            if not self._labelled:
+            if not (self._labelled and has_labels(data)):
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-            if not has_labels(data) or self._combined.task.predicts == "number":
+            if self._combined.task.predicts == "number":
                 return data
             theirs = self._source.labels
         labels = self._mapped(labels, theirs)
@@ -279,7 +280,7 @@ class _Other:
             raise self._unknown_label((row["key_hi"], row["key_lo"]), given)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners))]).astype(np.int32)
         column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags.astype(np.int16)))
-        return data.remove_columns("label").add_column("label", column)
+        return _replaced(data, "label", column)
 
     def all_locations(
         self, copies: Mapping[tuple[int, int], int]
@@ -375,10 +376,16 @@ def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
 def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
     """Questions of an unlabelled split."""
     nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
-    data = data.remove_columns("answers").add_column("answers", nothing)
+    data = _replaced(data, "answers", nothing)
     data = _with_labels(data, np.full(len(data), -1, dtype=np.int64))
     return data.select_columns([*questions.EXAMPLES.names, *of_whole_example(data)])
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:
-    return data.remove_columns("label").add_column("label", label_array(labels))
+    return _replaced(data, "label", label_array(labels))
+
+
+def _replaced(data: datasets.Dataset, name: str, column: pa.Array) -> datasets.Dataset:
+    """Other values in a column, which stays in its place: parts of a split have them alike."""
+    replaced = data.remove_columns(name).add_column(name, column)
+    return replaced.select_columns(data.column_names)

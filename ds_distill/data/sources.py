@@ -72,6 +72,8 @@ class Source(ABC):
 
     splits: list[str]
     """Names of the splits that are there."""
+    fewest_labels = 2
+    """Of those that are found in its examples."""
 
     def __init__(self, task: Task, cache_folder: Path | None) -> None:
         self.task = task
@@ -203,7 +205,11 @@ class ReaderSource(Source):
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():
             return read_labels(self._folder / "labels.json")
-        for reader in map(self._reader, self.splits):
+        for split in self.splits:
+            try:
+                reader = self._reader(split)
+            except UserError:  # told where the split is read, if it is
+                continue
             if not reader.declares_names:
                 continue
             names = reader.label_names(self._form(reader).label_column)
@@ -221,7 +227,7 @@ class ReaderSource(Source):
         if (tags := form.tags()) is not None:
             return tags
         names = distinct_labels(reader, column)
-        if len(names) < 2:
+        if len(names) < self.fewest_labels:
             raise UserError(
                 f"{reader.name}: column {column!r} holds {len(names)} different label(s) "
                 f"({', '.join(names)}), and a task needs at least two. Give all of them with "

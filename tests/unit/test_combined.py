@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data.open_source import fold_numbers, open_source
-from ds_distill.data.sources import Source
+from ds_distill.data.sources import Source, has_labels
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.references import resolve_data
-from ds_distill.recipe.tasks import MaskedLM, SingleLabel, Task
+from ds_distill.recipe.tasks import TASKS, MaskedLM, SingleLabel, Task
 
 OURS = ["no", "yes"]
 
@@ -111,6 +111,68 @@ def test_other_data_may_have_no_labels_or_the_same(root):
     assert rows_of(source.read("b")) == [("d", 1), ("e", 0)]
     with pytest.raises(UserError, match=r"no column 'label' \(task.data.splits.a.columns.label\)"):
         source.read("a", need_labels=True)
+
+
+@pytest.mark.parametrize("mapping", [None, {"yes": "yes"}, {"yes": "no"}])
+def test_other_data_may_have_one_class_or_an_empty_column(mapping, root):
+    """As hard negatives. They were refused: a task needs two labels; so were rows without any."""
+    write(root / "one.jsonl", [("d", "yes"), ("e", "yes")])
+    (root / "none.csv").write_text("text,label\nf,\ng,\n")
+    splits = {
+        "a": {"path": str(root / "one.jsonl"), **({"labels": mapping} if mapping else {})},
+        "b": {"path": str(root / "none.csv")},
+    }
+    source = opened(task(root, splits=splits), root)
+    number = OURS.index("yes" if mapping is None else mapping["yes"])
+    assert rows_of(source.read("a", need_labels=True)) == [("d", number), ("e", number)]
+    assert rows_of(source.read("b")) == [("f", -1), ("g", -1)]
+    with pytest.raises(UserError, match="label"):
+        source.read("b", need_labels=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours"), [("regression", 0.5), ("multi-label", ["yes"]), ("single-label", "yes")]
+)
+def test_parts_without_labels_are_one_split_whatever_their_files(kind, ours, root):
+    """Their columns stood in another order, or their labels had another type."""
+    write(root / "own/train.jsonl", [("a", ours), ("b", ours)])
+    (root / "own/dev.jsonl").unlink()
+    (root / "b.txt").write_text("one\ntwo\n")
+    write(root / "null.jsonl", [("three", None)])
+    write(root / "odd.jsonl", [("four", ours)])
+    parts = [
+        {"path": str(root / "b.txt")},
+        {"path": str(root / "null.jsonl")},
+        {"path": str(root / "odd.jsonl"), "labels": "none"},
+    ]
+    given = {"type": kind, "data": {"path": str(root / "own"), "splits": {"transfer": parts}}}
+    given |= {} if kind == "regression" else {"labels": OURS}
+    made = TASKS[kind].settings.model_validate(given)
+    data = opened(made, root).read("transfer")
+    assert data["text"][:] == ["one", "two", "three", "four"]
+    assert not has_labels(data)
+
+
+def test_folds_of_own_and_other_data(root):
+    """The label's column stood last in one, and first in the other."""
+    write(root / "own/train.jsonl", [(f"t {n}", OURS[n % 2]) for n in range(20)])
+    write(root / "more.jsonl", [(f"m {n}", OURS[n % 2]) for n in range(20)])
+    more = {"more": {"path": str(root / "more.jsonl")}}
+    found = []
+    for number in (1, 2):
+        folds = {"number": 2, "fold": number, "of": ["train", "more"]}
+        source = opened(task(root, splits=more, folds=folds), root)
+        found += rows_of(source.read("test", need_labels=True))
+    expected = [(f"{name} {n}", n % 2) for name in "tm" for n in range(20)]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_file_that_nothing_reads_stops_nothing(root):
+    (root / "own/notes.txt").touch()
+    source = opened(task(root, labels=None), root)
+    assert source.labels == OURS and len(source.read("train")) == 2
+    with pytest.raises(UserError, match=r"notes.txt: the file is empty"):
+        source.read("notes")
 
 
 def test_named_splits_and_other_data_stand_side_by_side(root):
