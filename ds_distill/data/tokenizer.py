@@ -41,6 +41,7 @@ def load_tokenizer(
             f"number of tokens from {least} is possible. Correct it, or take it out."
         )
     tokenizer.model_max_length = int(min(limit, VERY_LARGE_INTEGER))
+    tokenizer.padding_side = "right"  # as batches are padded in training
     if of_words and not _cuts_as_in_text(tokenizer):
         tokenizer = load(add_prefix_space=True)
         if not _cuts_as_in_text(tokenizer):

@@ -4,6 +4,7 @@ imported."""
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,8 +62,10 @@ def predict_file(
     while chunk := list(islice(rows, CHUNK)):
         texts = [_text(location, row, names, of_words) for location, row in chunk]
         found = predictor.predictions(texts, batch_size)
+        if done == 0 and (replaced := [name for name in columns if name in found[0]]):
+            progress(f"Note: what {file} has as {', '.join(replaced)} is replaced")
         for (_, row), prediction in zip(chunk, found, strict=True):
-            made = {**row, **prediction}
+            made = _as_json({**row, **prediction})
             output.write(escaped(json.dumps(made, ensure_ascii=False, default=str)) + "\n")
         output.flush()
         done += len(chunk)
@@ -74,6 +77,15 @@ def predict_file(
         raise UserError(f"{file}: no rows. Put at least one text there.")
     cut = f"; {predictor.cut:,} were cut at {predictor.max_length} tokens"
     progress(f"{done:,} texts in {seconds:.1f} s{cut if predictor.cut else ''}")
+
+
+def _as_json(value: Any) -> Any:
+    """A value of a row; parquet has numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _as_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_as_json, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ------------------------------------------------------------------------------------- rows

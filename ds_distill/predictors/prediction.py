@@ -45,7 +45,7 @@ class Classifier:
         config = load_config(reference)
         self.labels = class_names(config)
         self.many_labels = config.problem_type == "multi_label_classification"
-        self.is_regression = config.problem_type == "regression"
+        self.is_regression = config.problem_type == "regression" or len(self.labels) == 1
         """Whether it predicts a number; then there are no labels and no probabilities."""
         self.tokenizer = load_tokenizer(reference)
         self.max_length = longest_input(config, self.tokenizer)
@@ -137,7 +137,10 @@ def load_predictor(model: str | Path) -> Predictor:
         if kind.endswith(head)
     ]
     predictor: Predictor = _BY_HEAD[heads[0]](reference) if heads else Classifier(reference)
-    check_vocabulary(reference, config, predictor.tokenizer)
+    tokenizer = predictor.tokenizer
+    check_vocabulary(reference, config, tokenizer)
+    if tokenizer.pad_token_id is None:  # id 0 stands there in training, too
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     predictor.columns = (*columns_of(config), *predictor.columns)
     return predictor
 

@@ -103,6 +103,33 @@ def test_pairs_are_not_texts(model: Path) -> None:
         list(predict(model, [*pairs, "a text"]))
 
 
+@pytest.mark.parametrize("setting", [{"padding_side": "left"}, {"pad_token": None}])
+def test_texts_are_padded_as_in_training(setting: dict[str, Any], tmp_path: Path) -> None:
+    """On the right, and with id 0 where the tokenizer has no token for it. A student of a tokenizer
+    that pads on the left was evaluated well, and answered otherwise beside longer texts."""
+    folder = save(tmp_path)
+    expected = [predict_one(folder, text) for text in TEXTS]
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
+    for one, alone in zip(predict(folder, TEXTS), expected, strict=True):
+        assert one["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
+
+
+def predict_one(model: Path, text: str) -> dict[str, Any]:
+    [found] = predict(model, [text])
+    return found
+
+
+def test_a_model_of_one_output_predicts_a_number(tmp_path: Path) -> None:
+    """As many cross-encoders are published, without a `problem_type`."""
+    folder = save(tmp_path)
+    config = BertConfig.from_pretrained(folder, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    found = list(predict(folder, TEXTS[:5]))
+    assert all(set(one) == {"predicted"} for one in found)
+    assert len({one["predicted"] for one in found}) == 5
+
+
 def test_texts_that_are_cut_are_counted(model: Path) -> None:
     classifier = load_predictor(model)
     classifier.predictions(TEXTS, 8)
@@ -156,6 +183,27 @@ def test_a_label_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     [alone], _ = from_file(model, file, text="text_b")
     [expected] = predict(model, [TEXTS[1]])
     assert alone["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+def test_what_a_file_has_beside_texts_is_json_and_what_is_replaced_is_told(
+    model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "texts.parquet"
+    rows = {"text": TEXTS[:2], "x": [0.5, float("nan")], "predicted": ["food", "food"]}
+    pd.DataFrame(rows).to_parquet(file)
+    found, sentences = from_file(model, file)
+    assert [row["x"] for row in found] == [0.5, None]
+    assert [row["predicted"] for row in found] == [
+        one["predicted"] for one in predict(model, TEXTS[:2])
+    ]
+    assert sentences[0] == f"Note: what {file} has as predicted is replaced"
+    found, sentences = from_file(model, write_lines(tmp_path / "plain.txt"))
+    assert len(sentences) == 1, "nothing to note"
+
+
+def write_lines(file: Path) -> Path:
+    file.write_text("\n".join(TEXTS[:2]) + "\n")
+    return file
 
 
 def test_a_file_is_not_replaced_by_its_predictions(tmp_path: Path) -> None:
