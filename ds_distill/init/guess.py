@@ -59,7 +59,7 @@ class Guess:
     splits: dict[str, str]
     """Split to its file's name; empty where the usual names are there."""
     has: tuple[str, ...]
-    """The splits that there are."""
+    """The splits that there are, with labels where the task has any."""
     texts: list[list[str]]
     """Of some examples, all that a model reads: one text, two, or words."""
     notes: list[str] = field(default_factory=list)
@@ -82,16 +82,32 @@ def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
     if reader.read_as is not None:
         notes.append(f"It is read as {reader.read_as}.")
     task, named = _task_and_columns(_Table(reader, values, shapes, options, choose))
+    label = next((named[key] for key in _OF_LABELS if key in named), None)
+    judged = [split for split in ("validation", "test") if split in files and label is not None]
+    for split in judged:
+        if not _has_any(label, files[split]):
+            notes.append(f"{files.pop(split).name} has no labels, and is left out.")
+            splits = {name: file.name for name, file in files.items()}
     usual = Columns().model_dump()
-    reads = [
-        name for key, name in named.items() if key not in ("label", "tags", "spans", "answers")
-    ]
+    reads = [name for key, name in named.items() if key not in _OF_LABELS]
     some = rows[:: max(1, len(rows) // LENGTHS)]
     texts = [_texts([row.get(name) for name in reads]) for row in some]
     own = {key: name for key, name in named.items() if usual[key] != name}
     if own == {"text": "text_a", "text_b": "text_b"}:
         own = {}  # taken without naming them
     return Guess(task, own, splits, tuple(files), texts, notes)
+
+
+_OF_LABELS = ("label", "tags", "spans", "answers")
+
+
+def _has_any(label: str | None, file: Path) -> bool:
+    """Whether any of a file's first rows has a label, in the column of that name."""
+    reader = open_file(file)
+    if label not in reader.columns():
+        return False
+    rows = islice(reader.rows([label]), ROWS)
+    return any(row.get(label) not in (None, "", -1, "-1") for _, row in rows)
 
 
 def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:

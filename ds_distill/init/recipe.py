@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,9 @@ def recipe_text(
     Raises UserError where teachers know too few of the data's labels.
     """
     teachers = read_teachers(references, guess.task)
-    labels, source = _labels(guess, data, teachers)
+    in_data = _source(guess, data).labels if guess.task in _WITH_CLASSES else []
+    teachers = [_spelt_as(in_data, one) for one in teachers]
+    labels, source = _labels(guess, data, teachers, in_data)
     length, why = _max_length(guess, teachers[0])
     fresh = [one.name for one in teachers if not one.has_head]
     lines = [
@@ -123,7 +125,7 @@ def _data_lines(guess: Guess, data: str) -> list[str]:
         lines.append(f"    columns: {one_line(guess.columns)}  # guessed from names and content")
     if guess.splits:
         lines.append(f"    splits: {one_line(guess.splits)}")
-    if "test" not in guess.has and guess.task != "masked-lm":
+    if "test" not in guess.has:
         lines.append("    folds: {number: 10, fold: 1}  # no test split: a tenth of train judges")
     return lines
 
@@ -132,11 +134,22 @@ def _long_line(guess: Guess) -> list[str]:
     return ["  long: split  # texts are read in windows"] if guess.task == "masked-lm" else []
 
 
-def _labels(guess: Guess, data: str, teachers: Sequence[TeacherFacts]) -> tuple[list[str], str]:
+def _spelt_as(labels: Sequence[str], teacher: TeacherFacts) -> TeacherFacts:
+    """A teacher's labels as the data spell them, where only capitals differ."""
+    spelt = {label.lower(): label for label in labels}
+    own = teacher.labels or []
+    alike = {*spelt} == {label.lower() for label in own}
+    if not alike or not len(spelt) == len(own) == len(labels):
+        return teacher
+    return replace(teacher, labels=[spelt[label.lower()] for label in own])
+
+
+def _labels(
+    guess: Guess, data: str, teachers: Sequence[TeacherFacts], labels: list[str]
+) -> tuple[list[str], str]:
     """The task's labels, in the order of the first teacher that knows these; and whose they are."""
     if guess.task not in _WITH_CLASSES:
         return [], ""
-    labels = _source(guess, data).labels
     named = [one for one in teachers if one.labels is not None]
     for one in named:
         _refuse_strange(one, labels, all_of_them=guess.task == "multi-label")

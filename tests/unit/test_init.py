@@ -144,6 +144,43 @@ def test_each_kind_is_guessed_and_check_passes(kind: str, models: Path, tmp_path
         assert recipe["task"]["data"]["columns"] == columns
 
 
+@pytest.mark.parametrize("kind", ["single-label", "masked-lm"])
+def test_a_file_without_labels_judges_nothing(kind: str, models: Path, tmp_path: Path) -> None:
+    """As of a competition. It was evaluated on, and `check` named a column that was not there."""
+    row, form, options = KINDS[kind]
+    data = write(tmp_path / "data", row, form, {"train": 60})
+    for split in ("valid", "test"):
+        (data / f"{split}.csv").write_text("Body,queue\none,\ntwo,\n")
+    if kind == "masked-lm":  # nothing but train
+        for split in ("valid", "test"):
+            (data / f"{split}.csv").unlink()
+    file = tmp_path / "made.yaml"
+    teacher = ["--teacher", models / "encoder"]
+    made = ds_distill("init", data, *teacher, "--output", file, *options)
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["task"]["data"]["folds"] == {"number": 10, "fold": 1}
+    if kind == "single-label":
+        assert recipe["task"]["data"]["splits"] == {"train": "train.csv"}
+        assert "test.csv has no labels, and is left out." in made.output
+    checked = ds_distill("check", file)
+    assert checked.exit_code == 0, checked.output
+
+
+def test_capitals_of_a_teachers_labels_do_not_count(models: Path, tmp_path: Path) -> None:
+    """As `check` has it: a teacher of Cat and DOG for data of cat and dog."""
+    teacher = shutil.copytree(models / "second", tmp_path / "teacher")
+    config = AutoConfig.from_pretrained(teacher)
+    config.id2label = {number: name.upper() for number, name in config.id2label.items()}
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.save_pretrained(teacher)
+    data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
+    assert ds_distill("init", data, "--teacher", teacher, "--output", file).exit_code == 0
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["task"]["labels"] == TOY_LABELS[::-1]
+    assert recipe["teachers"]["teacher"] == {"model": str(teacher)}
+    assert ds_distill("check", file).exit_code == 0
+
+
 def test_it_starts_without_torch(models: Path, tmp_path: Path) -> None:
     """In a process of its own: here torch is imported already."""
     data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
