@@ -135,9 +135,11 @@ class Data:
                 elif split not in missing:
                     missing.add(split)
                     key = f"{self.task.location}.data"
+                    several = "splits" in type(phase).model_fields
+                    choice = "splits=[NAME]" if several else "split=NAME"
                     yield (
                         f"phases.{name}: there is no split {split!r} in {path}; it has {there}. "
-                        f"Choose one with phases.{name}.split=NAME, or "
+                        f"Choose one with phases.{name}.{choice}, or "
                         + (
                             f"give a folder with a file for each split, {key}.path=FOLDER."
                             if Path(path).expanduser().is_file()

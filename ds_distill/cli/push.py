@@ -27,6 +27,7 @@ def push(
     """
     from ds_distill.export import hub
 
+    hub.check_name(repo)
     uploads = hub.uploads_of(run)
     for one in uploads:
         say(f"{one.size / 1e6:10.3f} MB  {one.name}")

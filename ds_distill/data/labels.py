@@ -129,7 +129,8 @@ class LabelIds:
         if type(value) is int and self.class_names and 0 <= value < len(self.class_names):
             given = f"{value} ({self.class_names[value]!r})"
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
-        numbers = "" if type(value) is str else f" Class ids go from 0 to {len(self.labels) - 1}."
+        are_ids = type(value) is int and not any(map(_WHOLE_NUMBER.fullmatch, self.labels))
+        numbers = f" Class ids go from 0 to {len(self.labels) - 1}." if are_ids else ""
         raise UserError(
             f"{location}: label {given} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{did_you_mean(str(value), self.labels)}{numbers} "

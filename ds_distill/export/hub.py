@@ -64,13 +64,18 @@ def _without_texts(value: Any) -> Any:
     return [_without_texts(one) for one in value] if isinstance(value, list) else value
 
 
-def check_access(repo: str) -> None:
-    """Raises UserError, before hours of work, where `repo` is no name of a repository, or the hub
-    does not know who pushes."""
+def check_name(repo: str) -> None:
+    """Raises UserError where `repo` is no name of a repository."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise UserError(f"--push-to-hub {repo}: {first_line(error)}") from error
+        raise UserError(f"{repo}: {first_line(error)}") from error
+
+
+def check_access(repo: str) -> None:
+    """Raises UserError, before hours of work, where `repo` is no name of a repository, or the hub
+    does not know who pushes."""
+    check_name(repo)
     if get_token() is None:
         raise UserError(
             "the hub's token is not there. Log in once with `hf auth login`, or set HF_TOKEN. It "

@@ -18,7 +18,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.scores import difference
 from ds_distill.planning.units import duration
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.metrics.metric import Metric
+from ds_distill.recipe.metrics.metric import Metric, no_width
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.results import (
@@ -240,6 +240,8 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
             yield f"The difference of {names[1]} and {names[0]} is undefined."
         elif outcome:
             yield f"{names[1]} is {outcome} than {names[0]}: {shown}."
+        elif no_width(pair["interval"]):
+            yield f"{names[1]} and {names[0]} are not told apart: {shown}."
         else:
             yield f"{names[1]} and {names[0]} differ within chance: {shown}."
 

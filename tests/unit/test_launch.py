@@ -547,7 +547,7 @@ def test_gpus_that_the_user_asks_for_are_asked_for_once(own, monkeypatch):
     """Slurm takes several such options for conditions that all hold."""
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     script = slurm.job_script(*JOB, [own, "time=4:00:00"])
-    asked = [line for line in script.splitlines() if line.startswith(("#SBATCH --g"))]
+    asked = [line for line in script.splitlines() if line.startswith("#SBATCH --g")]
     assert asked == [f"#SBATCH --{own}"]
 
 

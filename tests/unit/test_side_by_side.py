@@ -54,6 +54,13 @@ def test_of_a_run_that_evaluates_twice_the_last_evaluation_is_shown(tmp_path):
     assert shown(first)[0]["pairs"] == []
 
 
+def test_what_no_resample_tells_is_not_within_chance(tmp_path):
+    """Two equal models: an interval of no width."""
+    _, text = shown(run(tmp_path / "one", {"s": ONE}), run(tmp_path / "two", {"s": ONE}))
+    assert "two (s) and one (s) are not told apart: +0.0 (not known: " in text
+    assert "within chance" not in text
+
+
 def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
     """As one by a file of predictions, which has no weights."""
     file = {**ONE, "role": "teacher", "examples": 3, "not_given": 1, "parameters": 0}

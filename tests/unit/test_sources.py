@@ -92,6 +92,22 @@ def test_pairs_have_two_texts_and_other_keys(ending, tmp_path, read):
     np.testing.assert_array_equal(data["key_lo"], content_keys(["a", "ab"], ["b", ""])[:, 1])
 
 
+@pytest.mark.parametrize(("labels", "told"), [(["1", "2"], False), (["no", "yes"], True)])
+def test_class_ids_are_told_where_they_are_taken(labels, told, tmp_path):
+    """Where the names are numbers, 0 is none of them, and no class id either."""
+    write(tmp_path / "train.jsonl", [("a", 1), ("b", 7)])
+    with pytest.raises(UserError, match="label 7") as error:
+        open_source(task(tmp_path, labels), tmp_path / "cache").read("train")
+    assert ("Class ids go from 0 to 1." in str(error.value)) == told
+
+
+def test_endings_may_be_capitals(tmp_path):
+    """They were read as they stand, and called another encoding."""
+    (tmp_path / "train.CSV.GZ").write_bytes(gzip.compress(b"text,label\na,b\nc,d\n"))
+    data = open_source(task(tmp_path), tmp_path / "cache").read("train")
+    assert data["text"][:] == ["a", "c"]
+
+
 def test_the_splits_of_a_folder_are_found_by_their_names(tmp_path):
     for name in ("test.csv", "dev.jsonl.gz", "extra.json", "train.parquet"):
         write(tmp_path / name)

@@ -71,7 +71,7 @@ class LinesFile(FileReader):
 
     def open(self) -> IO[bytes]:
         """Its bytes, of a gzip file those that were compressed."""
-        compressed = self.path.suffix == ".gz"
+        compressed = self.path.suffix.lower() == ".gz"
         return cast(IO[bytes], gzip.open(self.path) if compressed else self.path.open("rb"))
 
 
