@@ -71,6 +71,18 @@ class PaddedView:
             inputs["token_type_ids"] = self.token_type_ids
         return inputs
 
+    def first_token(self) -> PaddedView:
+        """The first token of each example, at which all rows and candidates are."""
+        types, places, candidates = self.token_type_ids, self.positions, self.candidates
+        return replace(
+            self,
+            input_ids=self.input_ids[:, :1],
+            attention_mask=self.attention_mask[:, :1],
+            token_type_ids=None if types is None else types[:, :1],
+            positions=None if places is None else places // self.length,
+            candidates=None if candidates is None else candidates.clamp(max=0),
+        )
+
     def to(self, device: torch.device | str) -> PaddedView:
         """A copy on a device."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))

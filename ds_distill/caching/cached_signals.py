@@ -68,7 +68,7 @@ def _check_stored(reader: CacheReader, teacher: str, phase: Cache) -> None:
     when it runs, but the folder may be another run's by now."""
     stored = reader.manifest.teachers[teacher].signals
     found: dict[str, Any] = {"states of layers": sorted(stored.hidden)}
-    wanted: dict[str, Any] = {"states of layers": sorted(phase.hidden)}
+    wanted: dict[str, Any] = {"states of layers": sorted({*phase.hidden})}
     if stored.codec is not None:
         found |= {"codec": stored.codec_name, "temperature": stored.temperature}
         wanted |= {"codec": phase.codec.name, "temperature": phase.codec.temperature}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from ds_distill.cache.compare import divergence
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.engine.engine import Engine
+from ds_distill.losses.binary import two_classes
 from ds_distill.types import LACKING
 
 MUCH = 0.1
@@ -44,7 +45,7 @@ class Fidelity:
     spread as the codec spreads it."""
 
     rows: int
-    """Number of compared rows: examples, or masked tokens."""
+    """Number of compared rows: examples, masked tokens, or an example's labels, each for itself."""
     temperature: float
     batches: float
     """Largest total variation, in [0, 1], between the teacher's outputs in the two batchings: no
@@ -130,14 +131,23 @@ def _widened(logits: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def fidelity(
-    repeated: Repeated, reader: CacheReader, teacher: str
+    repeated: Repeated, reader: CacheReader, teacher: str, *, many_labels: bool = False
 ) -> Fidelity | NumberFidelity | None:
-    """Compare with the cached signals of the same examples. None where no token is masked."""
+    """Compare with the cached signals of the same examples. None where no token is masked.
+
+    many_labels: logits are those of labels that an example may have; each is a row of two classes.
+    """
     if not len(repeated.alone):
         return None
-    if repeated.alone.shape[1] == 1:  # as a distribution it would be 1 whatever the cache holds
+    indices = reader.indices(repeated.keys)
+    if many_labels:
+        stored = torch.log_softmax(_of_labels(reader.read(teacher, indices).logits), 1)
+        alone, together = _of_labels(repeated.alone), _of_labels(repeated.together)
+        repeated = replace(repeated, alone=alone, together=together)
+    elif repeated.alone.shape[1] == 1:  # as a distribution it would be 1 whatever the cache holds
         return _of_numbers(repeated, reader, teacher)
-    stored = reader.log_probs(teacher, reader.indices(repeated.keys), repeated.variant)
+    else:
+        stored = reader.log_probs(teacher, indices, repeated.variant)
     temperature = reader.manifest.teachers[teacher].signals.temperature or 1.0
     ours = [_widened(logits, stored.shape[1]) for logits in (repeated.alone, repeated.together)]
     parts, uniform = [], (ours[0] != LACKING).sum(1).double().log().mean()
@@ -163,6 +173,11 @@ def fidelity(
         entropy=float(entropy.mean()),
         lost=float(kl.mean()) / learnable if learnable > 0 else 0.0,
     )
+
+
+def _of_labels(logits: torch.Tensor) -> torch.Tensor:
+    """[n, L] -> [n * L, 2]; see `two_classes`."""
+    return two_classes(logits).flatten(0, 1)
 
 
 def _of_numbers(repeated: Repeated, reader: CacheReader, teacher: str) -> NumberFidelity:

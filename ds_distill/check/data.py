@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
-from ds_distill.check.metrics import metric_mistakes
+from ds_distill.check.metrics import metric_mistakes, no_value
 from ds_distill.check.predictions import Predictions
 from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.data.groups import Groups, strata_of
@@ -33,7 +33,7 @@ from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, FineTune
+from ds_distill.recipe.phases import PHASES, Expertise, FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS
@@ -208,21 +208,36 @@ class Data:
                 return
 
     def _parts(self) -> Iterator[str]:
-        """Too little for what fits, or nothing left for what chooses."""
-        recipe, there = self.recipe, self.source.splits
-        fitted = {}
+        """Too little for what fits, or nothing left for what chooses; a metric without a value on
+        one of these parts."""
+        recipe, fitted, parts = self.recipe, {}, []
+        phases = dict(recipe.named_phases(self.task_name))
         try:
             for split in recipe.fitted_splits(self.task_name):
                 data = self._read[split]
                 fitted[split] = Groups.of(data)
-                fitting_part(_strata(data), fitted[split], split, recipe.seed)
-            if CHOOSING_SPLIT in there and any(
-                isinstance(p, Training) for p in recipe.phases_of(self.task_name)
-            ):
+                fits = fitting_part(_strata(data), fitted[split], split, recipe.seed)
+                by = next(name for name, phase in phases.items() if isinstance(phase, Expertise))
+                parts.append((split, "is fitted on", by, data.select(fits)))
+            trains = [name for name, phase in phases.items() if isinstance(phase, Training)]
+            if CHOOSING_SPLIT in self.source.splits and trains:
                 data = self.source.read(CHOOSING_SPLIT)
-                choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
+                chooses = choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
+                parts.append((CHOOSING_SPLIT, "chooses", trains[0], data.select(chooses)))
         except UserError as error:
             yield str(error)
+            return
+        for split, does, phase, data in parts:
+            yield from self._no_value(f"the part of split {split!r} that {does}", phase, data)
+
+    def _no_value(self, where: str, phase: str, part: datasets.Dataset) -> Iterator[str]:
+        """See `no_value`."""
+        labels, many = self.source.labels, self.task.predicts == "labels"
+        counts = class_counts(part, len(labels), many_labels=many)
+        if counts is not None and self.task.rows != "question":
+            examples = len(part) if many else int(counts.sum())
+            remedy = "the split, of other groups where its examples have groups"
+            yield from no_value(self.task, labels, counts, examples, phase, where, remedy)
 
     def _ready_teachers(
         self, labels: list[str], configs: dict[str, PreTrainedConfig]

@@ -13,7 +13,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.phases import PHASES
-from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.recipe.training import Training
 
 
@@ -34,11 +34,6 @@ def metric_mistakes(
     yield from (f"{task.location}.metric{mistake}" for mistake in mistakes)
     if mistakes:
         return
-    over = TASKS[task.type].over
-    metrics = [
-        METRICS[over][name](settings, labels)
-        for name, settings in reported_metrics(over, task.metric, labels).items()
-    ]
     for split, phase in _judging(recipe, task_name).items():
         if task.predicts == "number" and split in splits and has_labels(splits[split]):
             counts = np.unique(as_numpy(splits[split], "label"), return_counts=True)[1]
@@ -47,15 +42,36 @@ def metric_mistakes(
         else:
             continue
         examples = len(splits[split]) if task.predicts == "labels" else int(counts.sum())
-        why = {metric: metric.no_value(counts, examples) for metric in metrics}
-        metric = next((metric for metric, reason in why.items() if reason is not None), None)
-        if metric is not None:  # of others the reason is the same
-            other = f", or another metric with {task.location}.metric=NAME"
-            yield (
-                f"phases.{phase}: metric {metric.name} has no value on split {split!r}: "
-                f"{why[metric]}. Add examples to it, or take another split"
-                f"{'' if over in metric.reported else other}."
-            )
+        where = f"split {split!r}"
+        yield from no_value(
+            task, labels, counts, examples, phase, where, "it, or take another split"
+        )
+
+
+def no_value(
+    task: TaskSettings,
+    labels: list[str],
+    counts: np.ndarray,
+    examples: int,
+    phase: str,
+    where: str,
+    remedy: str,
+) -> Iterator[str]:
+    """The first metric that a phase reports which has no value on some examples.
+
+    counts: how many of them have each label. where: which they are. remedy: what to add some to.
+    """
+    over = TASKS[task.type].over
+    for name, settings in reported_metrics(over, task.metric, labels).items():
+        metric = METRICS[over][name](settings, labels)
+        if (why := metric.no_value(counts, examples)) is None:
+            continue
+        other = f", or another metric with {task.location}.metric=NAME"
+        yield (
+            f"phases.{phase}: metric {metric.name} has no value on {where}: {why}. Add examples "
+            f"to {remedy}{'' if over in metric.reported else other}."
+        )
+        return  # of others the reason is the same
 
 
 def _judging(recipe: Recipe, task_name: str) -> dict[str, str]:

@@ -211,7 +211,8 @@ class Collator:
 
     def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """The batch of examples `indices` (int [B]). Where no row is left, a batch of one dummy
-        row that no loss counts, because every rank must run every model in each step.
+        row that no loss counts, because every rank must run every model in each step. Of no
+        examples it has one of a single token: a text might say NaN, and 0 times that is NaN.
 
         signals: read the teachers' signals, where they are cached.
         """
@@ -223,7 +224,11 @@ class Collator:
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
         check_cached_rows(cached, len(rows.labels), rows.noun)
         cached = {name: rows.cached(of_model) for name, of_model in cached.items()}
-        sets = rows.sets if len(indices) else {name: of[:0] for name, of in rows.sets.items()}
+        sets = rows.sets
+        if not len(indices):
+            sets = {name: of[:0] for name, of in sets.items()}
+            first = {table: view.first_token() for table, view in rows.views.items()}
+            rows = replace(rows, views=first)
         if len(rows.labels) == 0:
             rows = rows.dummy()
             cached = {name: of_model.dummy() for name, of_model in cached.items()}

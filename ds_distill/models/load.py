@@ -92,12 +92,13 @@ def load_model(
 
 def _set_output_bias(model: PreTrainedModel, missing: list[str], bias: torch.Tensor) -> None:
     # Where states are as wide as there are labels, a layer before it has one of that size, too.
-    *_, own = [
+    own = [
         weight
         for name, weight in model.named_parameters()
         if name in missing and name.endswith("bias") and weight.shape == bias.shape
     ]
-    own.data.copy_(bias)
+    if own:  # else the checkpoint has the last layer, of another head with as many outputs
+        own[-1].data.copy_(bias)
 
 
 def truncate(model: PreTrainedModel, small: PreTrainedModel) -> PreTrainedModel:

@@ -96,7 +96,8 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         repeated = _write_all(phase, run, references, path, build)
     reader, near = CacheReader(path), {}
     for teacher, sample in repeated.items():
-        measured = fidelity(sample, reader, teacher)
+        many = run.task.predicts == "labels"
+        measured = fidelity(sample, reader, teacher, many_labels=many)
         if measured is not None:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
             near[teacher] = asdict(measured)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.cache.format import MANIFEST
+from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.cached_signals import cache_folder, open_cache
 from ds_distill.data.batches import Examples
 from ds_distill.data.groups import few_groups
@@ -53,7 +54,9 @@ MOST_CHARACTERS = 400
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
-    examples, signals = _fitting_signals(phase, number, run)
+    held = steps(run.recipe)[number].held(phase.split)  # of the teachers as they are now
+    reader = None if held is None else open_cache(run, phase.split, number)
+    examples, signals = _fitting_signals(phase, number, run, reader)
     texts = _Texts(phase.split, run) if phase.show_examples else None
     references = [run.reference(teacher, number) for teacher in signals]
     logits = _of_all_classes(signals, run)
@@ -108,14 +111,14 @@ class _Texts:
     def __init__(self, split: str, run: Run) -> None:
         whole = run.data.examples(split)
         self._places = {tuple(key): row for row, key in enumerate(whole.keys.tolist())}
-        self._texts = run.data.texts(split)
+        self._texts, self._count = run.data.texts(split), len(whole)
 
     def of(self, shown: Sequence[Disagreement], examples: Examples) -> list[str]:
         """Shortened to MOST_CHARACTERS; of a pair both."""
         found = []
         for one in shown:
             first = self._places[tuple(examples.keys[one.row].tolist())]
-            rows = [first, first + len(self._places)] if examples.pairs else [first]
+            rows = [first, first + self._count] if examples.pairs else [first]
             text = "\n".join(self._texts[row] for row in rows)  # type: ignore[index]
             found.append(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…")
         return found
@@ -204,7 +207,8 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"--folder {path}: the cache of split {split!r} is not built there. Run `ds-distill "
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
-    examples, signals = _fitting_signals(settings, step.number + 1, run)
+    reader = open_cache(run, split, step.number + 1)
+    examples, signals = _fitting_signals(settings, step.number + 1, run, reader)
     left_out = _left_out(settings, signals, _of_all_classes(signals, run), examples, run)
     for teacher, why in left_out.items():
         say(f"Left out: {teacher}, which {why}.")
@@ -217,19 +221,19 @@ def route(recipe: Recipe, path: Path) -> Comparison:
 
 
 def _fitting_signals(
-    phase: Expertise, number: int, run: Run
+    phase: Expertise, number: int, run: Run, reader: CacheReader | None
 ) -> tuple[Examples, dict[str, Signals]]:
-    """The examples that may be fitted on, and the teachers' signals on them."""
-    examples, signals = _signals(phase, number, run)
+    """The examples that may be fitted on, and the teachers' signals on them: from a cache, else by
+    running the teachers."""
+    examples, signals = _signals(phase, number, run, reader)
     check_signals(phase.split, examples, signals)
     part = fitting_part(examples.strata, examples.groups, phase.split, run.recipe.seed)
     return examples.at(part), at(signals, torch.from_numpy(examples.rows_of(part)))
 
 
-def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
-    """The teachers' signals on the split: from a cache before phase `number` that holds it, else
-    by running the teachers."""
-    reader = open_cache(run, phase.split, number)
+def _signals(
+    phase: Expertise, number: int, run: Run, reader: CacheReader | None
+) -> tuple[Examples, dict[str, Signals]]:
     if reader is None:
         references = [run.reference(teacher, number) for teacher in run.teachers(number)]
         layers = (STATES,) if phase.states else ()
@@ -237,8 +241,15 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
     examples = run.data.examples(phase.split)
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
-    # `check` sees to it that all say something of all these examples.
-    signals = {name: replace(of, given=None) for name, of in signals.items()}
+    for teacher, of in signals.items():
+        if of.given is not None and not of.given.all():
+            lacks = len(examples.of_rows[~of.given].unique())
+            raise UserError(
+                f"teachers.{teacher}.predictions: says nothing of {lacks:,} of the "
+                f"{len(examples):,} examples of split {phase.split!r}, on which policies are "
+                "compared. Add them to the file, or take the teacher out."
+            )
+        signals[teacher] = replace(of, given=None)
     if not phase.states:
         signals = {name: replace(of, hidden={}) for name, of in signals.items()}
     return examples, signals

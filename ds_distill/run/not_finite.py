@@ -112,9 +112,10 @@ def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
     """The error for a model whose weights are not finite when they are loaded, or None."""
     for name, weight in run.model(reference, new_head=True).named_parameters():
         if not torch.isfinite(weight).all():
-            key = "student" if reference.name == "student" else f"teachers.{reference.name}"
+            named = {name: f"teachers.{name}.model=" for name in run.recipe.teachers}
+            key = {"student": "student.model=", **named}.get(reference.name, "")
             return UserError(
-                f"{key}.model={reference.model}: weight {name} is not finite (NaN or infinite) "
+                f"{key}{reference.model}: weight {name} is not finite (NaN or infinite) "
                 "before any training. The file is damaged, or the training that made it diverged: "
                 "name another model."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.lineage import trained_on
+from ds_distill.recipe.lineage import steps, trained_on
 from ds_distill.recipe.phases import PHASES, Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.reporting.curves import Training, trainings_of
@@ -75,17 +76,17 @@ def cache_savings(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]
     """Of each cache phase how many examples it holds, how many students read of it in the steps
     that they did, and the seconds that it saved: as many more as reading them live takes, at the
     phase's own speed."""
-    done = list(zip(recipe.phases, records, strict=False))
-    for number, (phase, record) in enumerate(done):
+    read_of = Counter[int]()
+    for step, record in zip(steps(recipe), records, strict=False):
+        if isinstance(step.phase, Distil) and step.phase.teachers == "cached":
+            cache, _ = next(step.caches(step.phase.split))
+            trained = record.get("trained", [])
+            batch_size = step.phase.batch_size
+            read_of[cache.number] += sum(_examples_read(model, batch_size) for model in trained)
+    for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=False)):
         if phase.kind != "cache" or not record.get("added"):
             continue
-        read = sum(
-            _examples_read(model, later.batch_size)
-            for later, of_later in done[number + 1 :]
-            if isinstance(later, Distil) and later.teachers == "cached"
-            for model in of_later.get("trained", [])
-            if recipe.task_name(later) == recipe.task_name(phase)
-        )
+        read = read_of[number]
         seconds, examples = record["seconds"], record["added"]
         saved = round(seconds * (read / examples - 1), 2)
         about = {"phase": record["phase"], "seconds": seconds, "examples": examples}

@@ -99,6 +99,9 @@ class _Training:
             self.timers = Timers(run.world.device)
         else:
             self.timers = run.profiler.start(job.key, run.world.device, self.total_steps)
+        self._left_out_at = self.progress.step * self._micro_steps - 1
+        """The last micro-batch that was left out, counted from the training's first; before one
+        is, that before the next."""
         self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
@@ -142,12 +145,10 @@ class _Training:
             mark_step(number)
             skip = self.job.settings.not_finite == "skip"
             leave_out = partial(self._leave_out, epoch, (number, batch)) if skip else None
-            before = self.progress.left_out
             losses = self.engine.train_step(micro_batches, leave_out)
-            in_a_row = self.progress.left_out_in_a_row
-            if self.progress.left_out - before < self._micro_steps:
-                in_a_row = 0
-            self.progress = replace(self.progress, step=number + 1, left_out_in_a_row=in_a_row)
+            self.progress = replace(self.progress, step=number + 1)
+            if self._left_out_at != (number + 1) * self._micro_steps - 1:
+                self.progress = replace(self.progress, left_out_in_a_row=0)
             self._count_skipped((number, batch))
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
@@ -279,9 +280,10 @@ class _Training:
         that has become the rule."""
         number, batch = step
         done, output, what = self.progress, self.job.name, ", ".join(losses)
-        done = replace(
-            done, left_out=done.left_out + 1, left_out_in_a_row=done.left_out_in_a_row + 1
-        )
+        at = number * self._micro_steps + micro_step
+        before = done.left_out_in_a_row if self._left_out_at == at - 1 else 0
+        self._left_out_at = at
+        done = replace(done, left_out=done.left_out + 1, left_out_in_a_row=before + 1)
         self.progress = done
         self.run.log.event("left-out", phase=output, step=number + 1, losses=losses)
         if done.left_out <= SAVED:

@@ -11,6 +11,7 @@ import torch
 from ds_distill.engine.world import World
 from ds_distill.process.signals import stop_requested
 from ds_distill.process.timers import Timers
+from ds_distill.run.timings import BESIDE
 
 WARM_UP_STEPS = 5
 """First steps of a process, left out of throughput: caches and allocators are cold."""
@@ -64,11 +65,12 @@ class Meter:
         totals, self.stop_requested = both[:-1], bool(both[-1] > 0)
         means = totals / totals.new_tensor([self._times[name] for name in names])
         values = dict(zip(names, means.tolist(), strict=True))
-        seconds = time.perf_counter() - self._started
+        parts = self._timers.read()
+        seconds = time.perf_counter() - self._started - sum(parts.get(one, 0.0) for one in BESIDE)
         if self._examples:
             values["examples_per_second"] = round(self._examples / seconds, 1)
             values["tokens_per_second"] = round(self._tokens / seconds, 1)
-        self._part_seconds = (self._timers.read(), self._timed)
+        self._part_seconds = (parts, self._timed)
         self._reset()
         return values
 

@@ -259,7 +259,11 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         return {"roberta": Signals(torch.zeros(len(indices), 3))}
 
     batch = Collator(Examples.of(split), tables, text_rows, cached)(np.array([], dtype=np.int64))
-    assert [len(view.input_ids) for view in batch.views.values()] == [1, 1]
+    assert [view.input_ids.shape for view in batch.views.values()] == [(1, 1), (1, 1)]
+    first = [tokenizers[name].cls_token_id for name in batch.views]
+    assert [int(view.input_ids) for view in batch.views.values()] == first, (
+        "no text, which may be bad"
+    )
     assert len(batch.keys) == len(batch.labels) == len(batch.signals["roberta"].logits) == 1
     assert {name: rows.tolist() for name, rows in batch.row_sets.items()} == {
         "all": [],

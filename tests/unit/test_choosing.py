@@ -72,6 +72,21 @@ def test_what_students_read_of_a_cache_is_what_they_were_trained_on():
     assert found["saved"] == 10.0 * (696 / 100 - 1)
 
 
+def test_what_a_student_read_is_counted_to_the_cache_that_it_read():
+    """It was counted to every cache before it."""
+    reads = {"split": "transfer", "teachers": "cached", "batch_size": 10, "epochs": 1, **LOSSES}
+    caches = [
+        {"cache": {"name": split, "splits": [split]}} for split in ("train", "transfer", "other")
+    ]
+    again = {"cache": {"name": "again", "splits": ["transfer"]}}
+    recipe = recipe_of(*caches, again, {"distil": reads})
+    names = ("train", "transfer", "other", "again")
+    records = [{"phase": n, "kind": "cache", "seconds": 10.0, "added": 100} for n in names]
+    trained = {"trained": [{"output": "a", "examples": 100, "steps": 10}]}
+    found = {one["phase"]: one["read"] for one in cache_savings(recipe, [*records, trained])}
+    assert found == {"train": 0, "transfer": 0, "other": 0, "again": 100}
+
+
 def test_of_equals_the_first_and_without_choosing_examples_the_last():
     recipe = recipe_of(THREE)
     equal = dict.fromkeys(("average", "random", "ca-mkd"), 0.5)

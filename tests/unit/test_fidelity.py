@@ -17,7 +17,7 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import writer_name
-from ds_distill.caching.fidelity import Repeated, fidelity
+from ds_distill.caching.fidelity import Fidelity, Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
 
@@ -115,6 +115,28 @@ def test_without_a_masked_token_there_is_nothing_to_compare(tmp_path: Path) -> N
     none = torch.zeros(0, V)
     again = Repeated(torch.from_numpy(keys), none, none)
     assert fidelity(again, CacheReader(tmp_path / "cache"), "t") is None
+
+
+def test_each_label_of_several_is_a_row_of_its_own(tmp_path: Path) -> None:
+    """They were taken for classes, of which a shift of all logits is none."""
+    schema, keys = KINDS["dense"], make_keys(12)
+    write_cache(tmp_path / "cache", keys, {"t": schema})
+    reader = CacheReader(tmp_path / "cache")
+    own = signals_of("t", schema, keys).logits
+    again = Repeated(torch.from_numpy(keys), own - 4.0, own)
+    measured = fidelity(again, reader, "t", many_labels=True)
+    assert isinstance(measured, Fidelity) and measured.rows == 12 * V
+    stored = reader.read("t", reader.indices(again.keys)).logits.double()
+    shares = [(-x.double()).exp().add(1).reciprocal() for x in (own, own - 4.0, stored)]
+    assert measured.batches == pytest.approx(float((shares[0] - shares[1]).abs().max()), rel=1e-4)
+    p, q = shares[0], shares[2]
+    kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    entropy = -(p * p.log() + (1 - p) * (1 - p).log())
+    assert measured.kl_mean == pytest.approx(float(kl.mean()), rel=1e-2, abs=1e-7)
+    assert measured.entropy == pytest.approx(float(entropy.mean()), rel=1e-4)
+    assert measured.lost == pytest.approx(
+        float(kl.mean() / (math.log(2) - entropy.mean())), rel=1e-2
+    )
 
 
 def test_rows_of_other_examples_are_far(tmp_path: Path) -> None:

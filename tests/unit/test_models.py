@@ -314,6 +314,18 @@ def test_a_new_head_takes_a_bias_of_its_logits_and_an_old_one_keeps_its_own(tmp_
     assert not torch.equal(logits_after("whole"), bias)
 
 
+@pytest.mark.parametrize("family", ["bert", "distilbert", "deberta-v2"])
+def test_the_head_of_a_tagger_with_as_many_labels_keeps_its_bias(tmp_path, family):
+    """A pooler is missing, and the last layer is there: a traceback said that no bias was found."""
+    config = config_of(family)
+    config.num_labels = len(LABELS)
+    tagger = tr.AutoModelForTokenClassification.from_config(config)
+    torch.nn.init.uniform_(tagger.classifier.bias)
+    tagger.save_pretrained(tmp_path)
+    model = load(tmp_path, new_head=True, output_bias=lambda: torch.full((len(LABELS),), 9.0))
+    assert torch.equal(model.classifier.bias, tagger.classifier.bias)
+
+
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta", "deberta-v2"])
 def test_the_bias_is_that_of_the_logits_where_states_are_as_wide_as_there_are_labels(
     tmp_path, family

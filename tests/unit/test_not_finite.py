@@ -147,6 +147,35 @@ def test_its_examples_may_be_left_out_on_all_ranks(settings, task, ds_distill, t
     assert record["left_out"] <= sum(WORD in words for words in lines)
 
 
+@pytest.mark.parametrize("deepspeed", ["zero0_fp32", "zero1_fp32"])
+def test_what_is_left_out_spoils_nothing(settings, task, tmp_path, deepspeed):
+    """The split's first text makes the student say NaN. Of it was the batch of no examples, and 0
+    times NaN is NaN: steps without it were lost, too. More than ten micro-batches of a step are
+    left out, not one after the other."""
+    rows = [json.loads(line) for line in (task / "train.jsonl").read_text().splitlines()]
+    good = [row for row in rows if WORD not in row["text"].split()]
+    bad = [{**row, "text": f"{row['text']} {WORD}"} for row in good[:12]]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, of in {"train": [*bad, *good[12:40]], "validation": good[40:]}.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+    (folder / "labels.json").write_text((task / "labels.json").read_text())
+    training = {"batch_size": 40, "micro_batch_size": 1, "keep": "last", "not_finite": "skip"}
+    made = copy.deepcopy(settings)
+    made["task"]["data"]["path"] = str(folder)
+    made["student"] = {"model": settings["teachers"]["second"]["model"]}
+    made |= {"training": {**settings["training"], **training, "epochs": 2}, "deepspeed": deepspeed}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump({**made, "phases": [{"fine-tune": {"models": "student"}}]})
+    )
+    execute(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
+    [record] = json.loads((tmp_path / "run" / "results.json").read_text())["phases"]
+    assert record["trained"][0]["left_out"] == 2 * len(bad)
+    events = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    steps = [event for event in events if event["event"] == "train"]
+    assert steps and all("skipped" not in event for event in steps)
+
+
 def test_where_all_are_left_out_the_training_went_astray(settings, tmp_path):
     training = {**settings["training"], "batch_size": 2, "keep": "last", "not_finite": "skip"}
     sound = {**settings, "teachers": {"first": settings["teachers"]["first"]}, "training": training}

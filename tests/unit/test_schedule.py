@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,11 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.process.timers import Timers
+from ds_distill.process.timers import REST, Timers
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
 from ds_distill.recipe.terms import TERMS, losses_of
-from ds_distill.training.meter import Meter
+from ds_distill.training.meter import WARM_UP_STEPS, Meter
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -121,6 +122,25 @@ def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     assert (values["loss"], values["kl"], values["cross_entropy"]) == (2.0, 0.5, 3.0)
     meter.add({"loss": torch.tensor(7.0)}, np.ones(4, dtype=np.int32))
     assert meter.read(world)["loss"] == 7.0  # and from anew
+
+
+def test_speed_is_that_of_the_steps_alone() -> None:
+    """Not of the validation and the checkpoint between them, which had a part of the rate."""
+    timers = Timers(CPU)
+    meter, world = Meter(timers), SimpleNamespace(sum=lambda values: values, device=CPU)
+    for _ in range(WARM_UP_STEPS):
+        meter.add({"loss": torch.tensor(1.0)}, np.ones(4, dtype=np.int32))
+    meter.read(world)
+    for part in ("validation", "checkpoint", "forward"):
+        timers.begin(part)
+        time.sleep(0.3)
+        timers.end()
+    meter.add({"loss": torch.tensor(1.0)}, np.ones(600, dtype=np.int32))
+    values = meter.read(world)
+    seconds = meter.timing()["timing"]["seconds"]
+    assert seconds["validation"] >= 0.3 and seconds["checkpoint"] >= 0.3
+    steps = seconds["forward"] + seconds[REST]
+    assert values["examples_per_second"] == pytest.approx(600 / steps, rel=0.1)
 
 
 def test_a_step_that_was_left_out_enters_no_mean() -> None:

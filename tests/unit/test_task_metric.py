@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,30 @@ def test_a_split_on_which_the_metric_has_no_value_is_refused(
     [message] = refusal.value.mistakes
     assert f"{at}: metric auc has no value on split {split!r}: " in message
     assert f"{len(kept) if of_food else 0} of its {len(kept)} are of it" in message
+
+
+def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(
+    load: Load, toy_task: Path, tmp_path: Path
+) -> None:
+    """All texts of food are of one document, so that they are in one half of the split. The run
+    said so after the trainings of the teachers."""
+    data = {"path": str(shutil.copytree(toy_task, tmp_path / "data")), "columns": {"group": "doc"}}
+    for file in (tmp_path / "data").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            row["doc"] = "menu" if row.get("label") == "food" else f"{file.stem} {number % 20}"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metric = {"name": "auc", "positive": "food"}
+    load(metric=metric, data=data, phases=[TEACHERS])
+    recipe = load(metric=metric, data=data, phases=[TEACHERS, {"expertise": {}}])
+    with pytest.raises(UserError) as refusal:
+        check_data(recipe, open_sources(recipe))
+    [message] = refusal.value.mistakes
+    assert re.search(
+        r"metric auc has no value on the part of split 'validation' that (is fitted on|chooses): .*"
+        r"0 of its \d+ are of it\. Add examples to the split, of other groups",
+        message,
+    )
 
 
 @pytest.mark.parametrize(

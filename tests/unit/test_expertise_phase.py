@@ -1,0 +1,115 @@
+"""What the expertise phase and `route` read: a cache of the teachers as they are, or the teachers;
+nothing of which a teacher says nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from toys import make_toy_classifier, write_toy_task
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.open_source import open_source
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.phases.expertise import _Texts, route
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe.tasks import SingleLabel
+from ds_distill.run.execute import execute
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    World.start()
+    yield
+    World.stop()
+
+
+@pytest.fixture(scope="module")
+def settings(
+    toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The toy recipe with two teachers of random weights, and no phases."""
+    made = copy.deepcopy(toy_settings)
+    here = tmp_path_factory.mktemp("expertise")
+    sizes = {"train": 60, "validation": 120, "test": 30, "transfer": 60}
+    made["task"]["data"]["path"] = str(write_toy_task(here / "data", sizes))
+    teacher = {"model": str(make_toy_classifier(here / "model")), "below_majority": "warn"}
+    made["teachers"] = {"first": teacher, "second": dict(teacher)}
+    made["training"]["epochs"] = 1
+    return made
+
+
+def recipe_of(settings: dict[str, Any], folder: Path, *phases: dict[str, Any]) -> Recipe:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**settings, "phases": list(phases)}))
+    return load_recipe(str(path))
+
+
+def test_teachers_that_were_trained_since_their_cache_run_again(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """As `check` has it. The run ended there, with the advice to build a cache that a resumed run
+    does not build again. A layer that is named twice is cached once, and read."""
+    reads = {"split": "transfer", "losses": {"kl": {}}}
+    recipe = recipe_of(
+        settings,
+        tmp_path,
+        {"cache": {"splits": ["validation", "transfer"], "hidden": [-1, -1]}},
+        {"distil": {"name": "one", "teachers": "cached", **reads, "save_as": "one"}},
+        {"fine-tune": {"models": "first"}},
+        {"expertise": {}},
+        {"distil": {"name": "two", "teachers": "live", "routing": "gate", **reads}},
+    )
+    execute(recipe, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    expertise = results["phases"][3]
+    assert expertise["kind"] == "expertise" and expertise["teachers"] == ["first", "second"]
+
+
+def test_route_compares_nothing_of_which_a_teacher_says_nothing(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its silence was taken for the first class, and all scores were wrong."""
+    data = Path(settings["task"]["data"]["path"])
+    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
+    said = [{"text": row["text"], "predicted": row["label"]} for row in rows[::2]]
+    (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    teachers = {
+        "first": settings["teachers"]["first"],
+        "llm": {"predictions": str(tmp_path / "said.jsonl")},
+    }
+    made = {**settings, "teachers": teachers}
+    recipe = recipe_of(made, tmp_path, {"cache": {"splits": ["validation"]}})
+    execute(recipe, tmp_path / "run")
+    lacks = len(rows) - len({row["text"] for row in said} & {row["text"] for row in rows})
+    says = rf"teachers\.llm\.predictions: says nothing of {lacks} of the {len(rows)} examples of"
+    with pytest.raises(UserError, match=says):
+        route(recipe, tmp_path / "run")
+
+
+def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path: Path) -> None:
+    """Also where a split has examples twice: the second texts were those of another one."""
+    pairs = [(f"first {n % 7}", f"second {n % 7}") for n in range(20)]
+    rows = [{"text_a": a, "text_b": b, "label": "x"} for a, b in pairs]
+    (tmp_path / "data").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "data" / "validation.jsonl").write_text(lines)
+    task = SingleLabel.model_validate(
+        {"data": {"path": str(tmp_path / "data")}, "labels": ["x", "y"]}
+    )
+    data = open_source(task, tmp_path / "cache").read("validation")
+    examples = Examples.of(data)
+    texts = [*data["text"][:], *data["text_b"][:]]
+    run: Any = SimpleNamespace(
+        data=SimpleNamespace(examples=lambda split: examples, texts=lambda split: texts)
+    )
+    shown: Any = [SimpleNamespace(row=row) for row in range(20)]
+    found = _Texts("validation", run).of(shown, examples)
+    assert found == [f"{first}\n{second}" for first, second in pairs]
