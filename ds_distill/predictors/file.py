@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ds_distill.data.readers import check_text, kind_of, open_file
+from ds_distill.data.readers import check_text, kind_of, open_file, text_of
 from ds_distill.data.readers.text import lines_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.planning.units import rate
@@ -167,8 +167,5 @@ def _text(location: str, row: dict[str, Any], names: tuple[str, ...], of_words: 
         for word in words:
             check_text(word, f"{location}: a word of {names[0]!r}")
         return words
-    values = [row.get(name) for name in names]
-    for name, value in zip(names, values, strict=True):
-        check_text(value, f"{location}: {name!r}")
-    first, *others = values
+    first, *others = (text_of(row, name, location) for name in names)
     return (first, others[0]) if others else first

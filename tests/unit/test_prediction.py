@@ -250,7 +250,7 @@ def test_settings_that_are_none_are_left_out(tmp_path: Path, damage: Any) -> Non
     [
         ('{"texts": "a"}\n', "no column 'text'; it has: texts.* Did you mean `texts`"),
         ('{"text": "a"}\n{"text": 3}\n', ":2: 'text' must be a text, got the number 3"),
-        ('{"text": "a"}\n{"id": 3}\n', ":2: 'text' must be a text, got null"),
+        ('{"text": "a"}\n{"id": 3}\n', ":2: no 'text'; it has 'id'. Every row needs it"),
         ('{"text": "a"}\nb\n', ":2: not readable as JSON"),
         ("", "is empty"),
     ],
