@@ -30,11 +30,12 @@ def report(
     difference to the first run's student; other tasks and splits in tables of their own. Of one
     run it writes report.html anew; of one that has not finished it says where the run stopped.
     """
-    from ds_distill.files import read_json, write_json, write_text
+    from ds_distill.files import write_json, write_text
     from ds_distill.recipe import load_recipe
     from ds_distill.reporting.page import page
     from ds_distill.run.folder import SWEEP, RunFolder
     from ds_distill.run.publish import report_stopped, write_report
+    from ds_distill.run.records import read_results
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
     from ds_distill.tables import Table
 
@@ -46,7 +47,7 @@ def report(
     if len(runs) == 1 and first.holds_run() and (output is None or not first.results.is_file()):
         recipe = load_recipe(runs[0] / "recipe.yaml")
         if first.results.is_file():
-            write_report(recipe, first, read_json(first.results))
+            write_report(recipe, first, read_results(first.results))
         else:
             report_stopped(recipe, first, "It has not finished.")
             say(first.how_to_finish())

@@ -85,6 +85,8 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
         if name != START and name not in recipe.from_files:
             progress(f"Loading {name} ...")
             loaded[name] = load_trained(recipe, run, record["task"], name).eval().to(device)
+    if not loaded:
+        raise UserError(f"{folder}: this run has evaluated no model that has weights.")
     task = recipe.tasks_by_name[record["task"]]
     cases: dict[str, list[Case]] = {name: [] for name in loaded}
     lengths = sorted({*(n for n in LENGTHS if n < task.max_length), task.max_length})

@@ -63,7 +63,7 @@ def _speed(one: Profiled) -> list[str]:
     flops = sum(one.flops.values())
     return [
         f"{one.phase}: {one.model}",
-        f"{one.tokens['student'] / one.step:,.0f}",
+        f"{one.trained_tokens / one.step:,.0f}",
         f"{flops / 1e9:,.1f}",
         f"{flops / one.step / 1e12:,.3g}",
         "" if one.utilisation is None else f"{one.utilisation:.0%}",

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
@@ -63,6 +65,12 @@ class Profiled:
     def step(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds.values())
+
+    @property
+    def trained_tokens(self) -> float:
+        """Real tokens in a step of the models that train: of one, or of those with a shared head,
+        which have no teachers."""
+        return self.tokens.get("student") or sum(self.tokens.values())
 
     @property
     def utilisation(self) -> float | None:
@@ -141,7 +149,20 @@ def _device(run: Run) -> Device | None:
     """This machine's: a GPU that is not known has no speed."""
     if run.world.device.type == "cuda":
         return own_gpu(run.world.device)
-    return find_device("cpu", run.world.size)
+    with threads_of_all_ranks(run.world.size):
+        return find_device("cpu", run.world.size)
+
+
+@contextmanager
+def threads_of_all_ranks(ranks: int) -> Iterator[None]:
+    """As `ds-distill plan` measures a CPU, to share among the ranks what it finds: a rank has its
+    own threads alone, while the others wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads * ranks)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[Profiled]:
@@ -151,7 +172,9 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
     names = short.phase_names()
     planned = {}
     if device is not None:
-        planned = {(j.phase, model): j.chosen for j in planner.plan().jobs for model in j.models}
+        with threads_of_all_ranks(run.world.size):
+            jobs = planner.plan().jobs
+        planned = {(job.phase, model): job.chosen for job in jobs for model in job.models}
     for number, phase in enumerate(short.phases):
         if not isinstance(phase, TrainingPhase):
             continue

@@ -19,6 +19,7 @@ from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
+    evaluations_of_student,
     left_out,
     limits_of,
     metrics_of,
@@ -207,10 +208,8 @@ def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str,
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
     found = [
         record
-        for record in records_of(results, "evaluation")
-        if record["task"] == task
-        and record["split"] not in used
-        and results["student"] in record["models"]
+        for record in evaluations_of_student(results)
+        if record["task"] == task and record["split"] not in used
     ]
     return found[-1] if found else None
 

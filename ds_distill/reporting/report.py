@@ -109,9 +109,12 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
 
 
 def _judged(evaluation: dict[str, Any], student: str | None) -> str:
-    """The shipped student where it is evaluated here, else the last model."""
-    models = list(evaluation["models"])
-    return student if student is not None and student in models else models[-1]
+    """The shipped student where it is evaluated here, else the last model that was judged on all
+    examples; where none was, the last."""
+    models = evaluation["models"]
+    if student is not None and student in models:
+        return student
+    return sorted(models, key=lambda name: "not_given" not in models[name])[-1]
 
 
 def _pairs(evaluation: dict[str, Any], student: str) -> list[dict[str, Any]]:

@@ -28,6 +28,18 @@ def trained_models(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [model for record in results["phases"] for model in record.get("trained", [])]
 
 
+def evaluations_of_student(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of the evaluations of the shipped student as it is: those since its last
+    training, in order."""
+    found: list[dict[str, Any]] = []
+    for record in results["phases"]:
+        if any(model["output"] == results["student"] for model in record.get("trained", [])):
+            found = []
+        elif PHASES[record["kind"]].makes == "evaluation":
+            found += [record] if results["student"] in record["models"] else []
+    return found
+
+
 def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
     """The record of the last evaluate phase of the shipped student's task; where there is none, of
     each other task, on which it may stand beside models of theirs."""

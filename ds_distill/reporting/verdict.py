@@ -6,7 +6,13 @@ from typing import Any
 
 from ds_distill.recipe.metrics.metric import no_width
 from ds_distill.reporting.intervals import interval_as
-from ds_distill.reporting.results import answer_of, last_evaluations, limits_of, task_metric_of
+from ds_distill.reporting.results import (
+    answer_of,
+    evaluations_of_student,
+    last_evaluations,
+    limits_of,
+    task_metric_of,
+)
 
 _LEVEL, _TOO_SMALL = "level with", "not told apart from"
 _OUTCOMES = ("better than", _LEVEL, "worse than", _TOO_SMALL, "not comparable with")
@@ -21,7 +27,8 @@ def verdict(results: dict[str, Any]) -> str:
     student = results["student"]
     if student is None:
         return "No student was trained."
-    of_student = [one for one in last_evaluations(results) if student in one["models"]]
+    as_it_is = evaluations_of_student(results)
+    of_student = [one for one in last_evaluations(results) if one in as_it_is]
     if not of_student:
         return (
             f"The student is `{student}`. No evaluate phase comes after it, so its quality was "

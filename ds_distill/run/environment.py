@@ -22,7 +22,8 @@ PACKAGES = (
 
 def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
     """Versions, devices and git commit, for environment.json."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    count = 0 if device.startswith("cpu") else torch.cuda.device_count()
+    gpus = [torch.cuda.get_device_name(i) for i in range(count)]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "ds_distill": ds_distill.__version__,

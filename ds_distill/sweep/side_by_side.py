@@ -23,6 +23,7 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.results import (
     answer_of,
+    evaluations_of_student,
     limits_of,
     settings_note,
     task_metric_of,
@@ -44,7 +45,7 @@ class Evaluation:
     """As the tables call it."""
     record: dict[str, Any]
     student: str | None
-    """The shipped one."""
+    """The shipped one; None where it was trained again since."""
     seconds: float
     """Of the whole run."""
     predictions: Path
@@ -88,6 +89,7 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
             "have ended, or of `ds-distill evaluate --output`."
         )
     results, found = read_results(run.results), False
+    as_shipped = evaluations_of_student(results)
     for number, record in enumerate(results.get("phases", [])):
         if PHASES[record["kind"]].makes != "evaluation":
             continue
@@ -99,7 +101,8 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
             )
         found = True
         file = run.predictions(number, record["phase"])
-        yield Evaluation(name, record, results["student"], results["seconds"], file)
+        student = results["student"] if record in as_shipped else None
+        yield Evaluation(name, record, student, results["seconds"], file)
     if not found:
         raise UserError(f"{folder}: this run has evaluated nothing. Evaluate its student: "
                         f"ds-distill evaluate {folder} RECIPE --output FOLDER.")  # fmt: skip

@@ -10,7 +10,12 @@ from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.result_tables import outcome_of, wide_note
-from ds_distill.reporting.results import records_of, task_metric_of, trained_models, undefined_note
+from ds_distill.reporting.results import (
+    evaluations_of_student,
+    task_metric_of,
+    trained_models,
+    undefined_note,
+)
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Drawn, Draws, examples_of
 from ds_distill.tables import Cell, Table
@@ -18,12 +23,8 @@ from ds_distill.tables import Cell, Table
 
 def run_result(results: dict[str, Any]) -> dict[str, Any]:
     """Of a run's results.json: the shipped student, and the scores of all models on the split of
-    the last evaluate phase that has it. `student` is None where none was evaluated."""
-    evaluated = [
-        record
-        for record in records_of(results, "evaluation")
-        if results["student"] in record["models"]
-    ]
+    the last evaluate phase since its training. `student` is None where it was not evaluated."""
+    evaluated = evaluations_of_student(results)
     if not evaluated:
         return {"student": None, "seconds": results["seconds"]}
     record = evaluated[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from passes import model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,7 +22,11 @@ from ds_distill.profiling.flops import ModelFlops
 from ds_distill.profiling.models import Case, ProfiledModel
 from ds_distill.profiling.shorten import shortening, total_steps
 from ds_distill.profiling.table import models_text, trainings_text
-from ds_distill.profiling.trainings import Profiled, profile_trainings
+from ds_distill.profiling.trainings import (
+    Profiled,
+    profile_trainings,
+    threads_of_all_ranks,
+)
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases.base import TrainingPhase
@@ -135,6 +140,21 @@ def test_a_profile_says_time_speed_and_memory() -> None:
     on_cpu = Profiled(**{**PROFILED, "peaks": {}, "resident": 3 * 2**30})
     text = trainings_text([on_cpu], None, 1)
     assert " 3.00" in text and "GiB allocated at most" not in text and "of rank" not in text
+
+
+def test_models_that_are_trained_together_have_their_tokens_added() -> None:
+    """As in `mt-bert`: after all that it had measured a profile ended in a traceback."""
+    one = Profiled(**{**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
+    assert one.trained_tokens == 1000.0
+    assert "8,850" in trainings_text([one], None, 1)
+
+
+def test_a_cpu_is_measured_with_the_threads_of_all_ranks() -> None:
+    """What it finds is shared among them; of one rank's threads it was shared twice."""
+    before = torch.get_num_threads()
+    with threads_of_all_ranks(2):
+        assert torch.get_num_threads() == 2 * before
+    assert torch.get_num_threads() == before
 
 
 def test_a_gpu_that_is_not_known_has_no_utilisation() -> None:

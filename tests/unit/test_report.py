@@ -8,9 +8,11 @@ import xml.etree.ElementTree
 import html5lib
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
+from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import build_metric, to_teacher
@@ -22,11 +24,14 @@ from ds_distill.reporting.by_class import ByClass, ClassRow, ClassScores, by_cla
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.page import page as tables_page
 from ds_distill.reporting.page_figures import page_figures
-from ds_distill.reporting.report import render_report
+from ds_distill.reporting.report import _judged, render_report
 from ds_distill.reporting.result_tables import evaluation_tables
+from ds_distill.reporting.results import evaluations_of_student
 from ds_distill.reporting.verdict import verdict
+from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.publish import report_stopped
+from ds_distill.sweep.table import run_result
 
 CLASSES = ["red", "green"]
 ENVIRONMENT = {
@@ -74,6 +79,47 @@ def make_results(
         "environment": ENVIRONMENT,
     }
     return {**results, "verdict": verdict(results)}
+
+
+def test_what_was_judged_before_the_last_training_is_not_what_is_shipped():
+    """The score of other weights under the same name was in the verdict, the card and a sweep."""
+    results = make_results({"average": ("student", 0.9), "t": ("teacher", 0.8)})
+    scores = {"examples": 9, "choosing": None}
+    trained = {"trained": [{"output": "average", "split": "train", **scores}]}
+    first, judged = results["phases"]
+    again = {"phase": "more", "kind": "fine-tune", "task": "task", "seconds": 1.0, **trained}
+    results["phases"] = [{**first, **trained}, judged]
+    assert evaluations_of_student(results) == [judged]
+    assert verdict(results).startswith("Student `average`: accuracy 90.0%")
+    assert run_result(results)["models"]["average"]["score"] == 0.9
+    results["phases"].append(again)
+    assert "No evaluate phase comes after it" in verdict(results)
+    assert run_result(results)["student"] is None
+    assert evaluations_of_student({**results, "phases": [*results["phases"], judged]}) == [judged]
+
+
+@pytest.mark.parametrize("content", ["{", '{"phases": [{"kind": "evaluate"}]}'])
+def test_a_report_of_damaged_results_is_refused(content, tmp_path):
+    """As where several runs are set side by side: it ended in a traceback."""
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("quickstart")))
+    (tmp_path / "results.json").write_text(content)
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(done.exception, UserError) and "results.json" in str(done.exception)
+
+
+def test_cpu_ranks_of_a_machine_with_gpus_ran_on_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    assert describe_environment(2, "cpu")["gpus"] == []
+    assert describe_environment(2, "cuda:0")["gpus"] == ["GPU 0", "GPU 1"]
+
+
+def test_classes_are_shown_of_a_model_that_was_judged_on_all_examples():
+    """Not of the last one, a file of predictions that says something of a few."""
+    evaluation = {"models": {"t": {}, "llm": {"not_given": 3}}}
+    assert _judged(evaluation, None) == _judged(evaluation, "other") == "t"
+    assert _judged(evaluation, "llm") == "llm"
+    assert _judged({"models": {"a": {}, "b": {}}}, None) == "b"
 
 
 def make_evaluation(models, labels, baseline, metric):

@@ -328,6 +328,17 @@ def test_a_suite_says_where_nothing_was_learnt(suite: Suite) -> None:
     assert "no better than the baseline beyond chance: second on one." in scores
 
 
+def test_no_mean_adds_calibration_errors_to_accuracies(suite: Suite) -> None:
+    """ECE is a share, of which less is better."""
+    runs = suite_runs(suite, TWO, Path("."))
+    done = ended(runs, lambda run: 0.5, lambda run: 0.5)
+    assert suite_results(runs, done, "first")["checkpoints"]["second"]["mean"] is not None
+    for run in runs:
+        if run.task == "two":
+            done[run.variant]["metric"] = {"name": "ece", "over": "classes", "settings": {}}
+    assert suite_results(runs, done, "first")["checkpoints"]["second"]["mean"] is None
+
+
 def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     runs = suite_runs(suite, TWO, Path("."))
 

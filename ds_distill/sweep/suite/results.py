@@ -108,8 +108,8 @@ def _mean(
     weights: Mapping[str, float],
 ) -> dict[str, Any]:
     """The weighted mean over the tasks, seed by seed; None where a task has no score of the
-    checkpoint, one that is undefined, or one that is no share. The tasks' test examples are drawn
-    apart, so their variances add up."""
+    checkpoint, one that is undefined, or one that is no share, or of which less is better. The
+    tasks' test examples are drawn apart, so their variances add up."""
     own, other = _by_seed(name, tasks, weights), _by_seed(reference, tasks, weights)
     mean = over_seeds(own, _variance(name, tasks, weights, "score")) if own else None
     known = mean is not None and bool(other) and statistics.fmean(other) > 0
@@ -141,7 +141,10 @@ def _by_seed(
 ) -> list[float]:
     scores = []
     for task in tasks.values():
-        if name not in task["checkpoints"] or not metric_class(task).is_share():
+        if name not in task["checkpoints"]:
+            return []
+        metric = metric_class(task)
+        if not (metric.is_share() and metric.higher_is_better):
             return []
         scores.append(task["checkpoints"][name]["score"]["values"])
         if None in scores[-1]:
