@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,21 @@ def _results(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dict[str,
 def cache_savings(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
     """Of each cache phase how many examples it holds, how many students read of it in the steps
     that they did, and the seconds that it saved: as many more as reading them live takes, at the
-    phase's own speed."""
+    phase's own speed; None of one that found a part of its examples in the folder, whose time is
+    not that of the teachers."""
     read_of = Counter[int]()
     for step, record in zip(steps(recipe), records, strict=False):
-        if isinstance(step.phase, Distil) and step.phase.teachers == "cached":
-            cache, _ = next(step.caches(step.phase.split))
-            trained = record.get("trained", [])
-            batch_size = step.phase.batch_size
-            read_of[cache.number] += sum(_examples_read(model, batch_size) for model in trained)
+        phase, trained = step.phase, record.get("trained", [])
+        if isinstance(phase, Distil) and phase.teachers == "cached":
+            for cache, _ in islice(step.caches(phase.split), 1):
+                read_of[cache.number] += sum(_examples_read(m, phase.batch_size) for m in trained)
     for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=False)):
         if phase.kind != "cache" or not record.get("added"):
             continue
         read = read_of[number]
         seconds, examples = record["seconds"], record["added"]
-        saved = round(seconds * (read / examples - 1), 2)
+        whole = record.get("examples", examples) == examples
+        saved = round(seconds * (read / examples - 1), 2) if whole else None
         about = {"phase": record["phase"], "seconds": seconds, "examples": examples}
         yield {**about, "read": read, "saved": saved}
 

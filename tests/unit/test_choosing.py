@@ -70,6 +70,8 @@ def test_what_students_read_of_a_cache_is_what_they_were_trained_on():
     [found] = cache_savings(recipe, [cache, *trained])
     assert found["read"] == 200 + (100 + 6 * 16) + 300
     assert found["saved"] == 10.0 * (696 / 100 - 1)
+    [found] = cache_savings(recipe, [{**cache, "examples": 10_000}, *trained])
+    assert found["read"] == 696 and found["saved"] is None, "its seconds are of other work"
 
 
 def test_what_a_student_read_is_counted_to_the_cache_that_it_read():
