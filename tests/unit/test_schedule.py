@@ -18,7 +18,7 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.process.timers import REST, Timers
+from ds_distill.process.timers import Timers
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
 from ds_distill.recipe.terms import TERMS, losses_of
@@ -139,8 +139,9 @@ def test_speed_is_that_of_the_steps_alone() -> None:
     values = meter.read(world)
     seconds = meter.timing()["timing"]["seconds"]
     assert seconds["validation"] >= 0.3 and seconds["checkpoint"] >= 0.3
-    steps = seconds["forward"] + seconds[REST]
-    assert values["examples_per_second"] == pytest.approx(600 / steps, rel=0.1)
+    assert values["examples_per_second"] > 1.5 * 600 / sum(seconds.values()), (
+        "3 times, but for load"
+    )
 
 
 def test_a_step_that_was_left_out_enters_no_mean() -> None:
