@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +15,13 @@ from toys import make_toy_classifier, write_toy_task
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
-from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.phases.expertise import _Texts, route
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.execute import execute
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    World.start()
-    yield
-    World.stop()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,12 +87,6 @@ def test_words_are_hidden_at_the_rate(tmp_path: Path) -> None:
     [(_, found), *_] = hidden(texts, 400, tmp_path, rate=0.3).values()
     error = (0.3 * 0.7 / words) ** 0.5
     assert len(found.word) / words == pytest.approx(0.3, abs=5 * error)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    yield World.start()
-    World.stop()
 
 
 def test_scores_are_those_of_a_plain_loop(world: World, tmp_path: Path) -> None:

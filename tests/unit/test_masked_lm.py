@@ -338,12 +338,6 @@ def test_a_model_without_a_known_head_is_refused(tiny_models: dict[str, Path]) -
 # ---------------------------------------------------------------------------------- numbers
 
 
-@pytest.fixture
-def world():  # type: ignore[no-untyped-def]
-    yield World.start()
-    World.stop()
-
-
 def test_scores_are_those_of_a_plain_loop(
     world: World, tmp_path: Path, tiny_models: dict[str, Path]
 ) -> None:

@@ -7,7 +7,6 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from safetensors.torch import load_file
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
 from ds_distill.data.open_source import open_source
-from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe import load_recipe
@@ -32,11 +30,7 @@ from ds_distill.training import loop
 WORD = "snow"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    World.start()
-    yield
-    World.stop()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(scope="module")
