@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -84,12 +88,27 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         defer_build=True,
     )
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """With what stands below each key as its description. pydantic's `use_attribute_docstrings`
+        reads the sources whenever the sections are imported: a third of a command's start."""
+        made = handler(schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        texts: dict[str, str] = {}
+        for section in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
+            texts |= _attribute_docstrings(section)
+        for name, field in cls.model_fields.items():
+            if texts.get(name):
+                properties[field.alias or name].setdefault("description", texts[name])
+        return made
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -118,6 +137,21 @@ class Section(BaseModel):
             details = [_with_section(cls, error) for error in found]
             raise ValidationError.from_exception_data(cls.__name__, details)
         return made
+
+
+def _attribute_docstrings(section: type) -> dict[str, str]:
+    """Names that a class annotates -> the string below each, or an empty one."""
+    found = dict.fromkeys(inspect.get_annotations(section), "")
+    try:
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    except OSError:
+        return found  # made without a source
+    assert isinstance(body, ast.ClassDef)
+    for field, below in pairwise(body.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _with_section(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
