@@ -56,10 +56,10 @@ class KeyIndex:
             raise damaged(cache, name) from error
         if batch.schema != SCHEMA or any(column.null_count for column in batch.columns):
             raise damaged(cache, name)
-        self._hi, self._lo, self._indices = (column.to_numpy() for column in batch.columns)
+        self._hi, self._lo, self._rows = (column.to_numpy() for column in batch.columns)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._rows)
 
     @property
     def keys(self) -> np.ndarray:
@@ -69,14 +69,14 @@ class KeyIndex:
     @property
     def all_indices(self) -> np.ndarray:
         """The record indices of `keys`: uint32 [N]."""
-        return self._indices
+        return self._rows
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Record indices of keys, -1 where a key is missing: int64 [B, 2] -> int64 [B]."""
         positions = find_keys(self._hi, self._lo, keys)
         if not len(self):
             return positions
-        return np.where(positions < 0, -1, self._indices[positions].astype(np.int64))
+        return np.where(positions < 0, -1, self._rows[positions].astype(np.int64))
 
     def indices(self, keys: torch.Tensor) -> np.ndarray:
         """Record indices of keys: int64 [B, 2] -> int64 [B].

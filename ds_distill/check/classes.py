@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, takewhile
 
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ds_distill.data.columns import arrow_column, as_numpy, flat_values
 from ds_distill.data.sources import Source
 
 SHOWN = 20
@@ -32,17 +32,12 @@ _BATCH = 100_000
 
 def class_counts(data: datasets.Dataset, classes: int, *, many_labels: bool) -> np.ndarray | None:
     """Examples of each class, or words: int64 [C]; None for a split without labels."""
-    counts, labelled = np.zeros(classes, dtype=np.int64), False
-    for batch in data.select_columns("label").with_format("arrow").iter(_BATCH):
-        labels = _flat(batch["label"])
-        if not (labels >= 0).any():
-            continue  # -1 of each text, also in a task of many labels
-        labelled = True
-        if many_labels:
-            counts += (labels.reshape(-1, classes) == 1).sum(axis=0)
-        else:
-            counts += np.bincount(labels[labels >= 0], minlength=classes)
-    return counts if labelled else None
+    labels = flat_values(arrow_column(data, "label"))
+    if not (labels >= 0).any():
+        return None  # -1 of each text, also in a task of many labels
+    if many_labels:
+        return np.asarray((labels.reshape(-1, classes) == 1).sum(axis=0))
+    return np.bincount(labels[labels >= 0], minlength=classes)
 
 
 def count_lines(
@@ -146,16 +141,13 @@ def _is_one_letter(one: str, other: str) -> bool:
 def _location(source: Source, splits: Mapping[str, datasets.Dataset], label: int) -> str | None:
     """Where the first example of a label stands."""
     for split, data in splits.items():
-        first = 0
-        for batch in data.select_columns("label").with_format("arrow").iter(_BATCH):
-            column = batch["label"]
-            rows = _flat(column).reshape(len(column), -1)
-            has = rows[:, label] == 1 if rows.shape[1] > 1 else rows[:, 0] == label
-            if has.any():
-                [row] = data.select([first + int(has.argmax())])
-                key = row["key_hi"], row["key_lo"]
-                return source.locations(split, {key}).get(key, f"in split {split}")
-            first += len(column)
+        column = arrow_column(data, "label")
+        rows = flat_values(column).reshape(len(column), -1)
+        has = rows[:, label] == 1 if rows.shape[1] > 1 else rows[:, 0] == label
+        if has.any():
+            row = data[int(has.argmax())]
+            key = row["key_hi"], row["key_lo"]
+            return source.locations(split, {key}).get(key, f"in split {split}")
     return None
 
 
@@ -165,9 +157,9 @@ def _contradictions(
     """One note, of texts that stand in the data more than once, with other labels."""
     keys, codes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for data in splits.values():
-        for batch in data.select_columns(["key_hi", "label"]).with_format("arrow").iter(_BATCH):
-            keys.append(_flat(batch["key_hi"]))  # half of a key tells texts apart well enough
-            codes.append(_codes(batch["label"]))
+        keys.append(as_numpy(data, "key_hi"))  # half of a key tells texts apart well enough
+        column = arrow_column(data, "label")
+        codes += (_codes(column.slice(at, _BATCH)) for at in range(0, len(column), _BATCH))
     key, code = np.concatenate(keys), np.concatenate(codes)
     if not len(key):
         return
@@ -221,19 +213,9 @@ def _named(label: int | list[int], labels: Sequence[str]) -> str:
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray:
     """A number for each example's label or set of labels: int64 [n]."""
-    rows = _flat(column).reshape(len(column), -1).astype(np.int64)
+    rows = flat_values(column).reshape(len(column), -1).astype(np.int64)
     if rows.shape[1] == 1:
         return rows[:, 0]
     weights = np.random.default_rng(0).integers(2**62, size=rows.shape[1])
     with np.errstate(over="ignore"):
         return np.asarray((rows * weights).sum(axis=1))
-
-
-def _flat(column: pa.ChunkedArray) -> np.ndarray:
-    """The values of a column, of each element of its lists."""
-    kind = column.type
-    nested: Callable[[pa.DataType], bool]
-    for nested in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list):
-        if nested(kind):
-            return np.asarray(pc.list_flatten(column).to_numpy())
-    return np.asarray(column.to_numpy())

@@ -17,15 +17,15 @@ from ds_distill.check.labels import class_mistakes, label_notes, partial_mistake
 from ds_distill.check.metrics import metric_mistakes, no_value
 from ds_distill.check.predictions import Predictions
 from ds_distill.check.teacher_column import named_teacher_mistakes
+from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source, as_numpy, example_keys, located
+from ds_distill.data.sources import Source, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
 )
-from ds_distill.data.words import flat_lists
 from ds_distill.errors import UserError
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 import datasets
 import numpy as np
 
-from ds_distill.data.sources import as_numpy, has_labels
+from ds_distill.data.columns import as_numpy
+from ds_distill.data.sources import has_labels
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics

@@ -9,8 +9,9 @@ from pathlib import Path
 import datasets
 import numpy as np
 
+from ds_distill.data.columns import example_keys
 from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
-from ds_distill.data.sources import Source, example_keys
+from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.keys import among_keys

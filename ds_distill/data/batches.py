@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import torch
 
+from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
@@ -17,7 +18,7 @@ from ds_distill.data.teacher_column import teacher_ids
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords
-from ds_distill.data.words import Words, flat_lists
+from ds_distill.data.words import Words
 from ds_distill.keys import hash_keys
 from ds_distill.reads import TAUGHT
 from ds_distill.types import Batch, Signals
@@ -54,14 +55,13 @@ class Examples:
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
-        columns = split.with_format("numpy")  # not `.data`, which also has what a cap left out
         groups = Groups.of(split)
         keys, marks = torch.from_numpy(groups.keys), torch.from_numpy(groups.marks)
         pairs = "text_b" in split.column_names
         kinds: dict[str, type[Words]] = {"question": ContextWords, "owned": TextWindows}
         kind = next((kinds[name] for name in kinds if name in split.column_names), Words)
         words = kind.of(split) if "words" in split.column_names else None
-        labels = columns["label"][:] if words is None else flat_lists(split, "label")[1]
+        labels = as_numpy(split, "label") if words is None else flat_lists(split, "label")[1]
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
         found = teacher_ids(split)

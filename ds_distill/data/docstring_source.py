@@ -9,7 +9,8 @@ import datasets
 import numpy as np
 
 from ds_distill.data import docstrings
-from ds_distill.data.sources import Source, as_numpy
+from ds_distill.data.columns import as_numpy
+from ds_distill.data.sources import Source
 from ds_distill.data.splits import wrong_split
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import Task

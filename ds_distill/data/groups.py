@@ -25,6 +25,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.built import build_once
+from ds_distill.data.columns import as_numpy
 from ds_distill.data.readers import BATCH, Reader, write_names
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.process.activity import mark
@@ -59,10 +60,9 @@ class Groups:
     def of(data: datasets.Dataset) -> Groups:
         """data: a split with the columns `MARKS`, or without: then copies of a text alone are one
         group."""
-        columns = data.with_format("numpy")  # not `.data`, which also has what a cap left out
         marked = [name for name in MARKS if name in data.column_names]
         keys, marks = (
-            np.stack([columns[name][:] for name in names], axis=1)
+            np.stack([as_numpy(data, name) for name in names], axis=1)
             for names in (("key_hi", "key_lo"), marked or ("key_hi",))
         )
         return Groups(keys, marks)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from ds_distill.data.columns import arrow_column, list_offsets
 from ds_distill.data.readers import Reader, write_names
-from ds_distill.data.words import flat_lists
 from ds_distill.keys import content_keys, find_keys, sorted_keys
 
 ID = ("id_hi", "id_lo")
@@ -79,12 +79,12 @@ class UnlikeExamples(Exception):
 
 def _of_split(data: datasets.Dataset) -> np.ndarray:
     """int64 [n, 5]: id, key and number of rows, of those of its examples that have an id."""
-    table = data.select_columns([*ID, "key_hi", "key_lo"]).with_format("arrow")[:]
-    known = table[ID[0]].is_valid().to_numpy()
+    there = arrow_column(data, ID[0]).is_valid()
     columns = [
-        table[name].filter(table[ID[0]].is_valid()).to_numpy() for name in table.column_names
+        arrow_column(data, name).filter(there).to_numpy() for name in (*ID, "key_hi", "key_lo")
     ]
+    known = there.to_numpy()
     rows = np.ones(len(data), dtype=np.int64)
     if "words" in data.column_names:
-        rows = np.diff(flat_lists(data, "words")[0])
+        rows = np.diff(list_offsets(data, "words"))
     return np.stack([*columns, rows[known]], axis=1).astype(np.int64)

@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.sources import example_keys
+from ds_distill.data.columns import example_keys
 from ds_distill.keys import hash_keys
 from ds_distill.process.activity import mark
 

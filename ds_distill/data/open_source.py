@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data import docstrings, questions
+from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.cutting import of_whole_example
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Source, example_keys, has_labels, located
+from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
@@ -241,7 +242,7 @@ class _Other:
                 return data if self._labelled else _without_answers(data)
             if self._combined.task.rows == "words":
                 return self._with_tags(data) if self._labelled and has_labels(data) else data
-            labels = np.asarray(data.with_format("numpy")["label"][:])
+            labels = as_numpy(data, "label")
             if not (self._labelled and has_labels(data)):
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
             if self._combined.task.predicts == "number":
@@ -266,20 +267,20 @@ class _Other:
     def _with_tags(self, data: datasets.Dataset) -> datasets.Dataset:
         """Lists of words with our tags in place of theirs."""
         theirs = self._source.labels
-        lists = data.with_format("numpy")["label"][:]
-        tags = self._mapped(np.concatenate(lists).astype(np.int64), theirs)
-        owners = np.repeat(np.arange(len(lists)), [len(one) for one in lists])
+        offsets, their_tags = flat_lists(data, "label")
+        tags = self._mapped(their_tags.astype(np.int64), theirs)
         if (odd := np.flatnonzero(tags < 0)).size:
-            row = data[int(owners[odd[0]])]
-            given = theirs[int(np.concatenate(lists)[odd[0]])]
+            row = data[int(np.searchsorted(offsets, odd[0], side="right")) - 1]
+            given = theirs[int(their_tags[odd[0]])]
             if tags[odd[0]] == _LEFT_OUT:
                 raise UserError(
                     f"{self._key}.labels.{given}=null: a word cannot be left out of its example. "
                     "Map it to a tag of the task, such as O."
                 )
             raise self._unknown_label((row["key_hi"], row["key_lo"]), given)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners))]).astype(np.int32)
-        column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags.astype(np.int16)))
+        column = pa.ListArray.from_arrays(
+            pa.array(offsets.astype(np.int32)), pa.array(tags.astype(np.int16))
+        )
         return _replaced(data, "label", column)
 
     def all_locations(

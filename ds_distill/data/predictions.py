@@ -20,6 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
+from ds_distill.data.columns import as_numpy
 from ds_distill.data.ids import ExamplesById, UnlikeExamples
 from ds_distill.data.prediction_rows import PredictionRows
 from ds_distill.data.readers import BATCH, open_file
@@ -63,9 +64,8 @@ class FilePredictions:
         keys, first = [np.stack([self.high, self.low], axis=1)], [self.first]
         for split in splits:
             if "whole_hi" in split.column_names:
-                columns = split.with_format("numpy")
                 names = ("whole_hi", "whole_lo", "key_hi", "key_lo", "first")
-                table = np.stack([columns[name][:] for name in names], axis=1)
+                table = np.stack([as_numpy(split, name) for name in names], axis=1)
                 whole = self.find(table[:, :2])
                 keys.append(table[whole >= 0, 2:4])
                 first.append(self.first[whole[whole >= 0]] + table[whole >= 0, 4])

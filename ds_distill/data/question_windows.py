@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ds_distill.data.columns import as_numpy
 from ds_distill.data.cutting import column_of, cut, lists_of, of_whole_example, token_columns
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
@@ -46,9 +47,7 @@ class Windows:
     @staticmethod
     def of(split: datasets.Dataset) -> Windows:
         """Of a prepared split."""
-        numbers = split.select_columns(["first", "tokens", "question"]).with_format("numpy")[:]
-        columns = [numbers[name].astype(np.int64) for name in ("first", "tokens", "question")]
-        return Windows(split, *columns)
+        return Windows(split, *(as_numpy(split, name) for name in ("first", "tokens", "question")))
 
     def at(self, indices: np.ndarray) -> Windows:
         """Some of them."""

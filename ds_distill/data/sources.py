@@ -21,6 +21,7 @@ import xxhash
 
 from ds_distill.data import docstrings
 from ds_distill.data.built import build_once
+from ds_distill.data.columns import as_numpy, example_keys
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.ids import ID, write_ids
@@ -329,13 +330,3 @@ def _missing_column(reader: Reader, key: str, name: str) -> UserError:
 def has_labels(data: datasets.Dataset) -> bool:
     """Whether a split has labels: all of its rows have, or none."""
     return bool(is_labelled(as_numpy(data.select(range(1)), "label"))[0])
-
-
-def as_numpy(data: datasets.Dataset, column: str) -> np.ndarray:
-    """A column's values: [N]."""
-    return np.asarray(data.with_format("numpy")[column][:])
-
-
-def example_keys(data: datasets.Dataset) -> np.ndarray:
-    """Content keys: int64 [N, 2]."""
-    return np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ds_distill.data.columns import arrow_column
 from ds_distill.data.readers import Reader, write_names
 from ds_distill.keys import name_id
 
@@ -31,7 +32,7 @@ def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | Non
     [N], -1 where none is named. None where the split has no such column."""
     if TEACHER not in split.column_names:
         return None
-    column = split.select_columns([TEACHER]).with_format("arrow")[:][TEACHER]
+    column = arrow_column(split, TEACHER)
     encoded = pc.dictionary_encode(column.combine_chunks())
     numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return encoded.dictionary.to_pylist(), numbers.astype(np.int64)

@@ -15,10 +15,11 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.cutting import cut, lists_of
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
-from ds_distill.data.words import Words, flat_lists, word_keys
+from ds_distill.data.words import Words, word_keys
 from ds_distill.process.activity import mark
 
 VERSION = "windows of texts 3"
@@ -42,8 +43,7 @@ class TextWindows(Words):
         """Of a prepared split."""
         offsets, counted = flat_lists(split, "counted")
         owned = flat_lists(split, "owned")[1]
-        text = split.select_columns("text").with_format("numpy")["text"][:]
-        return TextWindows(offsets, counted & owned, text.astype(np.int64), owned)
+        return TextWindows(offsets, counted & owned, as_numpy(split, "text"), owned)
 
     def at(self, indices: np.ndarray) -> TextWindows:
         """Those of some windows, in ascending order; of a text all windows or none."""

@@ -18,10 +18,11 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.cutting import cut, lists_of, of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
-from ds_distill.data.words import Words, flat_lists, word_keys, words_of
+from ds_distill.data.words import Words, word_keys, words_of
 from ds_distill.process.activity import mark
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 
@@ -50,8 +51,7 @@ class ContextWords(Words):
         """Of a prepared split; see `prepare`."""
         offsets, counted = flat_lists(split, "counted")
         starts, ends = (flat_lists(split, name)[1] for name in ("starts", "ends"))
-        numbers = split.select_columns(["number", "first"]).with_format("numpy")[:]
-        question = numbers["number"].astype(np.int64)
+        question = as_numpy(split, "number")
         per_window, begins = flat_lists(split, "answer_starts")
         of_answer = np.repeat(question, np.diff(per_window))
         answers = np.stack([of_answer, begins, flat_lists(split, "answer_ends")[1]], axis=1)
@@ -59,7 +59,7 @@ class ContextWords(Words):
             offsets,
             counted,
             question,
-            numbers["first"].astype(np.int64),
+            as_numpy(split, "first"),
             np.stack([starts, ends], axis=1).astype(np.int64),
             answers.astype(np.int64),
         )

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Regex, pre_tokenizers
 
+from ds_distill.data.columns import flat_lists
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import (
     AllOrNone,
@@ -107,16 +108,6 @@ class Words:
         return Words(
             np.concatenate([[0], np.cumsum(lengths)]), self.counted[self.of_examples(indices)]
         )
-
-
-def flat_lists(split: datasets.Dataset, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """A column of N lists: where each begins in all R elements, and R, int64 [N + 1]; the elements,
-    [R]."""
-    values = split.with_format("arrow")[column][:]
-    lists = pa.chunked_array(values) if not isinstance(values, pa.ChunkedArray) else values
-    lengths = np.concatenate([_lengths(chunk) for chunk in lists.chunks])
-    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in lists.chunks]
-    return np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(flat)
 
 
 def word_keys(examples: Sequence[Sequence[Any]]) -> np.ndarray:
@@ -365,7 +356,3 @@ def _tags(
             "a row a tag, or write null in place of the whole list."
         )
     return tags
-
-
-def _lengths(lists: pa.Array) -> np.ndarray:
-    return np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
