@@ -144,8 +144,8 @@ def _attribute_docstrings(section: type) -> dict[str, str]:
     found = dict.fromkeys(inspect.get_annotations(section), "")
     try:
         [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    except OSError:
-        return found  # made without a source
+    except (OSError, TypeError):
+        return found  # made without a source, or in an interpreter
     assert isinstance(body, ast.ClassDef)
     for field, below in pairwise(body.body):
         match field, below:
