@@ -9,9 +9,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
-from ds_distill.data.columns import arrow_column, list_offsets
+from ds_distill.data.columns import arrow_column
 from ds_distill.data.readers import Reader, write_names
 from ds_distill.keys import content_keys, find_keys, sorted_keys
 
@@ -86,5 +87,5 @@ def _of_split(data: datasets.Dataset) -> np.ndarray:
     known = there.to_numpy()
     rows = np.ones(len(data), dtype=np.int64)
     if "words" in data.column_names:
-        rows = np.diff(list_offsets(data, "words"))
+        rows = pc.list_value_length(arrow_column(data, "words")).to_numpy()
     return np.stack([*columns, rows[known]], axis=1).astype(np.int64)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_distill.data.columns import arrow_column, as_numpy, flat_lists, list_offsets
+from ds_distill.data.columns import arrow_column, as_numpy, flat_lists
 
 COLUMNS = {
     "key_hi": (st.integers(-(2**63), 2**63 - 1), pa.int64()),
@@ -59,4 +59,3 @@ def test_columns_are_those_of_the_rows(data: datasets.Dataset) -> None:
         assert [len(rows) + 1, offsets[-1]] == [len(offsets), len(values)]
         lists = [values[a:b].tolist() for a, b in pairwise(offsets)]
         assert lists == [row[name] for row in rows]
-        assert list_offsets(data, name).tolist() == offsets.tolist()
