@@ -40,6 +40,14 @@ def evaluations_of_student(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def evaluation_of_student(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last of these that is of its own task, on which it was trained and chosen; of another
+    where there is none."""
+    found = evaluations_of_student(results)
+    own = [record for record in found if record["task"] == results.get("task")]
+    return next(reversed(own or found), None)
+
+
 def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
     """The record of the last evaluate phase of the shipped student's task; where there is none, of
     each other task, on which it may stand beside models of theirs."""

@@ -100,7 +100,7 @@ def _execute(
         for note in [*replaced, *(notes(recipe, sources) if world.is_main and not resume else ())]:
             log.info(f"Note: {note}")
         device = planned_device(world)
-        if world.is_main and device is not None and not folder.plan.is_file():
+        if world.is_main and device is not None:
             plan_run(recipe, folder, device, world.size, log)
         gc.freeze()  # libraries' objects: half a second of each collection between trainings
         try:

@@ -27,34 +27,44 @@ def planned_device(world: World) -> Device | None:
 
 
 def plan_run(recipe: Recipe, folder: RunFolder, device: Device, ranks: int, log: RunLog) -> None:
-    """Write what a run is planned to take, and warn of each training that does not fit. Main
-    process only."""
+    """Write what the trainings of a run are planned to take, and warn of each that does not fit. A
+    resumed run's may take another batch, stage or number of ranks than before: what phases that are
+    done were planned to take stays. Main process only."""
+    done = {
+        name
+        for number, name in enumerate(recipe.phase_names())
+        if folder.read_record(number, name) is not None
+    }
     try:
         plan = Planner(recipe, device, ranks).plan()
     except Exception as error:  # whatever a model is that cannot be planned, it may well be trained
         what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         log.info(f"Note: there is no plan. {what}{error}")
         return
-    for job in plan.jobs:
+    jobs = [job for job in plan.jobs if job.phase not in done]
+    for job in jobs:
         if not job.chosen.fits:
             log.info(f"Note: {_warning(job, device)}")
     for cache in plan.caches:
-        if not cache.fits:
+        if cache.phase not in done and not cache.fits:
             log.info(
                 f"Note: phase {cache.phase} may not fit: planned are {cache.memory / GIB:.1f} GiB "
                 f"on each {device.name}, which has {device.usable / GIB:.1f} to use."
             )
-    planned = [
+    before = read_as(folder.plan, Plan)["trainings"] if folder.plan.is_file() else []
+    planned = [one for one in before if one["phase"] in done] + [
         {
             "phase": job.phase,
             "model": model,
+            "device": device.name,
+            "ranks": ranks,
             "planned_bytes": job.chosen.total,
             "planned_step_seconds": job.chosen.step.total,
         }
-        for job in plan.jobs
+        for job in jobs
         for model in job.models
     ]
-    write_json(folder.plan, {"device": device.name, "ranks": ranks, "trainings": planned})
+    write_json(folder.plan, {"trainings": planned})
 
 
 def _warning(job: JobPlan, device: Device) -> str:

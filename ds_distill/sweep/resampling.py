@@ -31,15 +31,14 @@ Draws = Callable[[Variant], Drawn | None]
 
 
 def drawn(folder: Path) -> Drawn | None:
-    """Of the shipped student of a run, in the last evaluate phase that has it; None where an
-    earlier version has made the run, or its predictions are gone."""
+    """Of the shipped student of a run, see `evaluation_of_student`; None where an earlier version
+    has made the run, or its predictions are gone."""
     try:
-        found = [one for one in evaluations(folder, "") if one.main == one.student]
+        one = next((one for one in evaluations(folder, "") if one.stands_for_run), None)
     except UserError:
         return None
-    if not found or (saved := found[-1].saved) is None:
+    if one is None or (saved := one.saved) is None:
         return None
-    one = found[-1]
     scores = resampled(saved.models[one.main], one.metric, groups=saved.groups)
     groups = np.unique(saved.groups, return_inverse=True)[1]
     return Drawn(f"{one.examples} {xxhash.xxh3_64_hexdigest(groups.tobytes())}", scores)

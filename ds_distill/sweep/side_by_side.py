@@ -23,6 +23,7 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.results import (
     answer_of,
+    evaluation_of_student,
     evaluations_of_student,
     limits_of,
     settings_note,
@@ -46,6 +47,8 @@ class Evaluation:
     record: dict[str, Any]
     student: str | None
     """The shipped one; None where it was trained again since."""
+    stands_for_run: bool
+    """Whether it is the `evaluation_of_student`."""
     seconds: float
     """Of the whole run."""
     predictions: Path
@@ -89,7 +92,7 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
             "have ended, or of `ds-distill evaluate --output`."
         )
     results, found = read_results(run.results), False
-    as_shipped = evaluations_of_student(results)
+    as_shipped, last = evaluations_of_student(results), evaluation_of_student(results)
     for number, record in enumerate(results.get("phases", [])):
         if PHASES[record["kind"]].makes != "evaluation":
             continue
@@ -102,7 +105,7 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
         found = True
         file = run.predictions(number, record["phase"])
         student = results["student"] if record in as_shipped else None
-        yield Evaluation(name, record, student, results["seconds"], file)
+        yield Evaluation(name, record, student, record is last, results["seconds"], file)
     if not found:
         raise UserError(f"{folder}: this run has evaluated nothing. Evaluate its student: "
                         f"ds-distill evaluate {folder} RECIPE --output FOLDER.")  # fmt: skip

@@ -11,7 +11,7 @@ from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.result_tables import outcome_of, wide_note
 from ds_distill.reporting.results import (
-    evaluations_of_student,
+    evaluation_of_student,
     task_metric_of,
     trained_models,
     undefined_note,
@@ -22,15 +22,16 @@ from ds_distill.tables import Cell, Table
 
 
 def run_result(results: dict[str, Any]) -> dict[str, Any]:
-    """Of a run's results.json: the shipped student, and the scores of all models on the split of
-    the last evaluate phase since its training. `student` is None where it was not evaluated."""
-    evaluated = evaluations_of_student(results)
-    if not evaluated:
+    """Of a run's results.json: the shipped student, and the scores of all models where it was
+    evaluated; see `evaluation_of_student`. `student` is None where it was not."""
+    record = evaluation_of_student(results)
+    if record is None:
         return {"student": None, "seconds": results["seconds"]}
-    record = evaluated[-1]
     name, baseline = record["metric"], record["baseline"]
     trained = trained_models(results)
     choosing = [one["choosing"] for one in trained if one["output"] == results["student"]][-1]
+    if record["task"] != results["task"]:
+        choosing = None  # scores on two tasks do not choose for each other
     return {
         "student": results["student"],
         "metric": {"name": name, "over": record["over"], "settings": record["metric_settings"]},

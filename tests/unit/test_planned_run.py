@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from ds_distill.files import write_json
 from ds_distill.planning.gpus import GPUS, Device
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
@@ -53,6 +54,25 @@ def test_what_does_not_fit_is_said_before_it_starts(recipe: Recipe, tmp_path: Pa
     assert "A micro_batch_size of " in tight[0]
     none = notes(recipe, replace(roomy, memory=1000), tmp_path)
     assert "`ds-distill plan` shows what would" in none[0]
+
+
+def test_a_resumed_run_is_planned_by_its_settings_of_now(recipe: Recipe, tmp_path: Path) -> None:
+    """What is done keeps its plan: also where the run goes on on other GPUs."""
+    notes(recipe, GPUS["l4"], tmp_path)
+    first = json.loads((tmp_path / "plan.json").read_text())["trainings"]
+    folder, names = RunFolder(tmp_path), recipe.phase_names()
+    done = {"phase": names[0], "kind": "fine-tune", "task": "task", "seconds": 1.0}
+    write_json(folder.record(0, names[0]), done)
+    training = recipe.training.model_copy(update={"micro_batch_size": 1})
+    phases = [phase.model_copy(update={"micro_batch_size": 1}) for phase in recipe.phases]
+    smaller = recipe.model_copy(update={"training": training, "phases": phases})
+    assert notes(smaller, replace(GPUS["h200"], memory=1000), tmp_path)[0].startswith(
+        f"Note: phase {names[1]} may not fit"
+    )
+    now = json.loads((tmp_path / "plan.json").read_text())["trainings"]
+    assert now[:-1] == first[:-1]  # the teachers'
+    assert now[-1]["planned_bytes"] < first[-1]["planned_bytes"]
+    assert (first[-1]["device"], now[-1]["device"]) == (GPUS["l4"].name, GPUS["h200"].name)
 
 
 def test_a_run_that_cannot_be_planned_starts_all_the_same(recipe: Recipe, tmp_path: Path) -> None:

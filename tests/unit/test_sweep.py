@@ -293,6 +293,7 @@ def results(score: float, choosing: float | None, teacher: float = 0.8) -> dict[
     chosen = None if choosing is None else {"score": choosing}
     judged = {
         "kind": "evaluate",
+        "task": "task",
         "split": "test",
         "over": "classes",
         "metric": "accuracy",
@@ -308,7 +309,8 @@ def results(score: float, choosing: float | None, teacher: float = 0.8) -> dict[
         "baseline": {"accuracy": 0.5, "rule": "the most frequent class"},
     }
     trained = {"kind": "distil", "trained": [{"output": "average", "choosing": chosen}]}
-    return {"student": "average", "seconds": 1.0, "phases": [trained, judged]}
+    found = {"student": "average", "task": "task", "seconds": 1.0}
+    return {**found, "phases": [trained, judged]}
 
 
 def runs(scores: dict[str, list[float]], choosing: dict[str, float]) -> dict[Variant, Any]:
@@ -350,6 +352,20 @@ def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within(tmp_pa
         ends = [end for row in found["settings"] for end in row["score"]["interval"]]
         drawn = [100 * x for x in (0.697, 0.704, majority, *ends)]
         assert high - low >= 10 - 1e-9 and low < min(drawn) and max(drawn) < high
+
+
+def test_a_student_has_the_score_of_its_own_task_by_which_it_is_chosen():
+    """The last evaluation may be of another task, where it stands beside models of that."""
+    found = results(0.7, 0.75)
+    trained, judged = found["phases"]
+    elsewhere = {**judged, "task": "other", "split": "other-test", "metric": "macro_f1"}
+    elsewhere["models"] = {"average": {**judged["models"]["average"], "macro_f1": 0.2}}
+    elsewhere["baseline"] = {**judged["baseline"], "macro_f1": 0.1}
+    both = {**found, "phases": [trained, judged, elsewhere]}
+    assert run_result(both) == run_result(found)
+    alone = run_result({**both, "phases": [trained, elsewhere]})
+    assert alone["models"]["average"]["score"] == 0.2
+    assert alone["choosing"] is None and not alone["chooses"]
 
 
 def test_one_seed_knows_nothing_of_chance_and_a_missing_choice_chooses_nothing():
