@@ -45,8 +45,7 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
             values = plain(table[column])
             if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
                 values = pc.list_flatten(values)
-            if pa.types.is_boolean(values.type):
-                values = values.cast(pa.string())
+            values = _written_plainly(values)
             if not (is_text(values.type) or pa.types.is_integer(values.type)):
                 raise Odd
             found.update(pc.unique(values).to_pylist())
@@ -54,7 +53,7 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
         found = set()
         for location, row in reader.rows([column]):
             given = row.get(column)
-            for value in map(_name_if_bool, given if isinstance(given, list) else [given]):
+            for value in map(_as_label, given if isinstance(given, list) else [given]):
                 if value is not None and type(value) not in (str, int):
                     raise UserError(_not_a_label(location, column, value)) from None
                 found.add(value)
@@ -66,7 +65,8 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
 
 
 class LabelIds:
-    """Maps labels of a file, names or whole numbers, to class ids. true and false are names.
+    """Maps labels of a file, names or whole numbers, to class ids. true and false are names, and
+    1.0 is 1, except in CSV, which has text alone.
 
     A number is a class id, except where names are numbers themselves: then it is a name. Where
     the format has names for its class ids, these count. -1, null, and in CSV an empty field mean
@@ -96,10 +96,9 @@ class LabelIds:
             self.names.setdefault("", -1)
 
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
-        """Class ids, int64 [N], -1 for no label. Raises Odd where a label is not known."""
-        values = plain(values)
-        if pa.types.is_boolean(values.type):
-            values = values.cast(pa.string())
+        """Class ids, int64 [N], -1 for no label. Raises Odd, or ArrowException, where a label is
+        not known."""
+        values = _written_plainly(plain(values))
         if is_text(values.type):
             known: dict[Any, int] = self.names
         elif pa.types.is_integer(values.type):
@@ -116,7 +115,7 @@ class LabelIds:
 
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
-        value = _name_if_bool(value)
+        value = _as_label(value)
         if value is None:
             return -1
         if type(value) is str and value in self.names:
@@ -252,8 +251,18 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _name_if_bool(value: object) -> object:
-    """The name of a label that is true or false, as JSON writes it; other values as they are."""
+def _written_plainly(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """As `_as_label`, of a column. Raises ArrowException where a number is not whole."""
+    if pa.types.is_boolean(labels.type):
+        return labels.cast(pa.string())
+    return labels.cast(pa.int64()) if pa.types.is_floating(labels.type) else labels
+
+
+def _as_label(value: object) -> object:
+    """The name of a label that is true or false, as JSON writes it; 1.0, as pandas has whole
+    numbers where rows lack one, as 1; other values as they are."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return str(value).lower() if isinstance(value, bool) else value
 
 

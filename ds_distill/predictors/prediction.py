@@ -51,7 +51,7 @@ class Classifier:
         self.max_length = longest_input(config, self.tokenizer)
         """Tokens; of a run's student those of its training. Longer texts are cut."""
         self.cut = 0
-        """Texts that were longer, so far."""
+        """Texts, or pairs of them, that were longer, so far."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = (
             load_model(CLASSIFIER, reference, self.labels, new_head=False).eval().to(device)
@@ -67,25 +67,17 @@ class Classifier:
         if seconds and len(seconds) < len(texts):
             raise UserError("some texts are pairs and others are not: give one kind at a time.")
         encoded = self.tokenizer(
-            firsts,
-            seconds or None,
-            truncation=True,
-            max_length=self.max_length,
-            return_overflowing_tokens=self.tokenizer.is_fast and not seconds,
+            firsts, seconds or None, truncation=True, max_length=self.max_length
         )
-        rows = list(range(len(encoded["input_ids"])))
-        if "overflow_to_sample_mapping" in encoded:  # the first piece of each text is predicted
-            source = encoded.pop("overflow_to_sample_mapping")
-            rows = [row for row in rows if row == 0 or source[row] != source[row - 1]]
-            pieces = np.bincount(source, minlength=len(texts))
-            self.cut += int((pieces > 1).sum())
-        lengths = [len(encoded["input_ids"][row]) for row in rows]
+        lengths = np.array([len(ids) for ids in encoded["input_ids"]])
+        full = np.flatnonzero(lengths == self.max_length)
+        self.cut += self._longer([firsts[i] for i in full], [seconds[i] for i in full if seconds])
         order = np.argsort(lengths, kind="stable")
         found = torch.empty(len(texts), len(self.labels))
         for start in range(0, len(order), batch_size):
             these = order[start : start + batch_size]
             batch = {
-                name: [encoded[name][rows[index]] for index in these]
+                name: [encoded[name][index] for index in these]
                 for name in self.tokenizer.model_input_names
                 if name in encoded
             }
@@ -94,6 +86,13 @@ class Classifier:
                 self._model, self._model(**inputs).logits.float().cpu()
             )
         return found
+
+    def _longer(self, firsts: list[str], seconds: list[str]) -> int:
+        """How many texts, or pairs of them, are longer than `max_length`."""
+        if not firsts:
+            return 0
+        whole = self.tokenizer(firsts, seconds or None, verbose=False)["input_ids"]
+        return sum(len(ids) > self.max_length for ids in whole)
 
     def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
         """Of each text `predicted`: a label, or the list of those above a half where a text may

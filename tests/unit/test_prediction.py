@@ -137,6 +137,12 @@ def test_texts_that_are_cut_are_counted(model: Path) -> None:
         len(AutoTokenizer.from_pretrained(model)(text).input_ids) > LENGTH for text in TEXTS
     )
     assert 0 < classifier.cut == longer < len(TEXTS)
+    tokenizer, first = AutoTokenizer.from_pretrained(model), TEXTS[0][:12]
+    pairs = [(first, text[:30]) for text in TEXTS]
+    longer += sum(len(tokenizer(*pair).input_ids) > LENGTH for pair in pairs)
+    before = classifier.cut
+    classifier.predictions(pairs, 8)
+    assert before < classifier.cut == longer < before + len(pairs)
     assert list(predict(model, [])) == []
 
 

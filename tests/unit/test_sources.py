@@ -143,6 +143,20 @@ def test_labels_may_be_numbers(ending, labels, given, ids, tmp_path, read):
     assert read(task(write(tmp_path / f"a.{ending}", rows), labels))["label"][:] == ids
 
 
+@pytest.mark.parametrize("labels", [None, ["0", "2"]])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_whole_numbers_may_be_floats(ending, labels, tmp_path, read):
+    """As pandas makes them of a column in which one lacked: `init` called them whole numbers, and
+    a run refused them."""
+    rows = [("a", 2.0), ("b", 0.0), ("c", 2.0)]
+    given = task(write(tmp_path / f"a.{ending}", rows), labels)
+    assert open_source(given, tmp_path / "cache").labels == ["0", "2"]
+    assert read(given)["label"][:] == [1, 0, 1]
+    half = task(write(tmp_path / f"b.{ending}", [*rows, ("d", 0.5)]), labels)
+    with pytest.raises(UserError, match="must be a name or a whole number, got the number 0.5"):
+        read(half)
+
+
 @pytest.mark.parametrize(
     ("ending", "label"),
     [
@@ -304,7 +318,7 @@ BAD_FILES = {
     "label": ("a.jsonl", GOOD + b'{"text": "b", "label": "angr"}\n', ["a.jsonl:2:", "`anger`"]),
     "class id": ("a.jsonl", b'{"text": "b", "label": 2}\n', ["a.jsonl:1:", "label 2", "0 to 1"]),
     "bool label": ("a.jsonl", b'{"text": "b", "label": true}\n', ["a.jsonl:1:", "true"]),
-    "float label": ("a.jsonl", b'{"text": "b", "label": 1.0}\n', ["a.jsonl:1:", "1.0"]),
+    "float label": ("a.jsonl", b'{"text": "b", "label": 1.5}\n', ["a.jsonl:1:", "1.5"]),
     "labels here and there": ("a.jsonl", GOOD + b'{"text": "b"}\n', ["a.jsonl:2:", "no label"]),
     "label in csv": ("a.csv", b"text,label\na,joy\nb,2\n", ["a.csv:3:", "'2'"]),
     "no label in csv": ("a.csv", b"text,label\na,joy\nb,\n", ["a.csv:3:", "no label"]),
@@ -362,7 +376,7 @@ def test_the_advice_for_other_encodings_keeps_every_character(name, encoding, st
         ({"text": ["a", None], "label": ["joy", "joy"]}, ["row 2", "null"]),
         ({"text": ["a", "b"], "label": ["joy", "sad"]}, ["row 2", "'sad'"]),
         ({"text": [["a"], ["b"]], "label": ["joy", "joy"]}, ["row 1", "a list"]),
-        ({"text": ["a", "b"], "label": [0.0, 1.0]}, ["row 1", "0.0"]),
+        ({"text": ["a", "b"], "label": [0.0, 1.5]}, ["row 2", "1.5"]),
         ({"tokens": ["a", "b"]}, ["'text'", "tokens"]),
         ({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}, ["no rows"]),
     ],
