@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.recipe.yaml_tree import one_line
 
 ANY_TIME = {"timeout_minutes", "logging", "student_resident"}
@@ -50,7 +52,7 @@ class Change:
             case ("training", name):  # what phases take of it stands in them, too
                 return name in OF_A_PHASE
             case ("phases", number, kind, name):
-                trains = kind in ("fine-tune", "distil")
+                trains = issubclass(PHASES[kind].settings, TrainingPhase)
                 names = OF_A_PHASE if trains else OF_INFERENCE
                 return int(number) not in done and name in names
         return False

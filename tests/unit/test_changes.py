@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 from ds_distill.process.failures import Failure, record_failure
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.phases import PHASES
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.resumable_keys import Change
 
 
 @pytest.fixture
@@ -71,6 +74,14 @@ def test_what_may_change_is_in_the_record(overrides, folder, recipe):
 def test_what_changes_results_may_not(override, key, folder, recipe):
     with pytest.raises(UserError, match=key):
         folder.check_new_or_same(recipe(override), resume=True)
+
+
+def test_a_phase_of_a_package_that_trains_keeps_its_batches(monkeypatch):
+    """Only fine-tune and distil were known to train: another phase's batches could change."""
+    monkeypatch.setitem(PHASES, "own", replace(PHASES["fine-tune"], name="own"))
+    for name, allowed in (("batch_size", False), ("learning_rate", True)):
+        change = Change(("phases", "0", "own", name), 16, 8)
+        assert change.is_allowed(set()) is allowed
 
 
 def test_other_phases_are_named_as_the_recipe_has_them(folder, recipe):
