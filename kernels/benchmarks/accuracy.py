@@ -102,8 +102,8 @@ def _buckets(logs: Tensor, ids: Tensor) -> Tensor:
     return torch.cat((logs.gather(1, ids), rest), 1)
 
 
-def errors(op: str, s: Tensor, t: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: the loss's error, the norm of the gradient's, and the loss in float64."""
+def errors(op: str, s: Tensor, t: Tensor, temperature: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each row the loss's error and the loss in float64; the norms of both for the gradient."""
     kept = (s > -torch.inf)[0].nonzero()[:, 0]
     leaf = s[:, kept].double().requires_grad_()
     log_q, log_p = _logs(leaf, temperature), _logs(t[:, kept].double(), temperature)
@@ -124,7 +124,10 @@ def errors(op: str, s: Tensor, t: Tensor, temperature: float) -> tuple[Tensor, T
     (wanted,) = torch.autograd.grad(oracle.sum(), leaf)
     wanted = torch.zeros(s.shape, dtype=torch.float64).index_copy(1, kept, wanted)
     oracle = oracle.detach()
-    return (losses.detach() - oracle).abs(), (gradient - wanted).norm(dim=1), oracle
+    return {
+        "loss": ((losses.detach() - oracle).abs(), oracle),
+        "gradient": ((gradient - wanted).norm(dim=1), wanted.norm(dim=1)),
+    }
 
 
 def measure(op: str, dtype: str, setting: Setting, rows: int, seed: int) -> list[dict[str, Any]]:
@@ -136,10 +139,10 @@ def measure(op: str, dtype: str, setting: Setting, rows: int, seed: int) -> list
     s, t = (x.to(getattr(torch, dtype)) for x in (base + noise + offset, base - offset))
     found = []
     for layout, pair in layouts(s, t).items():
-        loss, slope, exact = errors(op, *pair, temperature)
-        row: dict[str, Any] = {"op": op, "dtype": dtype, "setting": setting, "layout": layout}
-        row |= {"exact": exact.mean().item(), "loss": loss.square().mean().sqrt().item()}
-        found.append(row | {"gradient": slope.square().mean().sqrt().item()})
+        for what, each in errors(op, *pair, temperature).items():
+            error, exact = (x.square().mean().sqrt().item() for x in each)
+            row = {"op": op, "dtype": dtype, "of": what, "setting": setting, "layout": layout}
+            found.append(row | {"error": error, "exact": exact})
     return found
 
 
@@ -166,8 +169,7 @@ def compare(
             raise RuntimeError("accuracy.py: a measurement failed")
         before, now = (json.loads(file.read_text()) for file in files.values())
     return [
-        {**new, "loss": [old["loss"], new["loss"]], "gradient": [old["gradient"], new["gradient"]]}
-        for old, new in zip(before, now, strict=True)
+        {**new, "error": [old["error"], new["error"]]} for old, new in zip(before, now, strict=True)
     ]
 
 
@@ -175,15 +177,15 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each op, dtype and setting, over its layouts: errors before and now, and their ratio."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["op"], row["dtype"], tuple(row["setting"])), []).append(row)
+        key = row["op"], row["dtype"], row["of"], tuple(row["setting"])
+        groups.setdefault(key, []).append(row)
     found = []
-    for (op, dtype, setting), layouts_of in groups.items():
-        for what in ("loss", "gradient"):
-            both = np.array([row[what] for row in layouts_of])
-            old, new = np.sqrt((both**2).mean(0))
-            one = {"op": op, "dtype": dtype, "of": what, "setting": setting, "before": old}
-            one |= {"now": new, "ratio": new / max(old, np.finfo(np.float64).tiny)}
-            found.append(one | {"exact": layouts_of[0]["exact"]})
+    for (op, dtype, what, setting), layouts_of in groups.items():
+        both = np.array([row["error"] for row in layouts_of])
+        old, new = np.sqrt((both**2).mean(0))
+        one = {"op": op, "dtype": dtype, "of": what, "setting": setting, "before": old}
+        one |= {"now": new, "ratio": new / max(old, np.finfo(np.float64).tiny)}
+        found.append(one | {"exact": layouts_of[0]["exact"]})
     return found
 
 
@@ -200,24 +202,27 @@ def table(found: list[dict[str, Any]], again: list[dict[str, Any]]) -> str:
         f"{ROWS} rows of {WIDTH} logits in each of five layouts (rows that begin alike, at 16 "
         "bytes, unlike, strided, with columns of -inf) and each setting of spread (1 to 8), gap "
         "(0.001 to 3), offset (0, 80, -80) and temperature (0.5 to 8). Errors against float64, "
-        "root mean squares over the rows of a setting. Made by accuracy.py.",
+        "root mean squares over the rows of a setting. Largest: of all settings, over the loss or "
+        "the gradient itself. Made by accuracy.py.",
         "",
-        f"| op | dtype | error of | settings | median | above {LIMIT} | "
-        "worst: spread, gap, offset, T | before | now | loss there |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| op | dtype | error of | largest before | largest now | settings | ratio, median | "
+        f"above {LIMIT} | worst: spread, gap, offset, T | before | now | of |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (op, dtype), what in itertools.product(OPS, ("loss", "gradient")):
         of = [one for one in found if (one["op"], one["dtype"], one["of"]) == (op, dtype, what)]
         if of:
             every = np.array([one["ratio"] for one in of])
-            cells = [op, dtype, what, str(len(of)), f"{np.median(every):.2f}"]
+            largest = [max(one[when] / one["exact"] for one in of) for when in ("before", "now")]
+            cells = [op, dtype, what, *(f"{x:.1e}" for x in largest), str(len(of))]
+            cells += [f"{np.median(every):.2f}"]
             cells += [str((every > LIMIT).sum()), *_cells(of[int(every.argmax())])]
             lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
         f"Those above {LIMIT} again, on {AGAIN} other rows of each layout:",
         "",
-        "| op | dtype | error of | ratio: spread, gap, offset, T | before | now | loss there |",
+        "| op | dtype | error of | ratio: spread, gap, offset, T | before | now | of |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in again:

@@ -180,6 +180,19 @@ def no_path_failed(file: Path) -> str:
     return f"time of live's: {', '.join(ratios)}"
 
 
+def fastest_calls(file: Path) -> str:
+    """Of the fewest texts, each teacher's fastest way. Ways may fail: that is a result."""
+    found = []
+    for name, sizes in json.loads(file.read_text())["teachers"].items():
+        ways = next(iter(sizes.values()))["ways"]
+        there = {way: row["times_as_fast"] for way, row in ways.items() if "seconds" in row}
+        best = max(there, key=there.__getitem__)
+        found.append(f"{name} {best} {there[best]}")
+    if not found:
+        raise ValueError("no teacher takes packed views here")
+    return "; ".join(found)
+
+
 def _one_engine(folder: Path, stage: int, toy: bool) -> Step:
     """Three 24-layer teachers, live, with accumulation: where a step's time goes, and its memory,
     beside the plan's. They are made at random on one GPU: most of its time."""
@@ -249,11 +262,17 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
     done = " or ".join(f"({chosen})" for chosen in TESTS.values()).format(device)
     packed = "tests/unit/test_packed.py" if toy else "tests/gpu/test_packed_on_gpu.py"
     text = ["--examples", "24", "--length", "32", "--layers", "1"] if toy else ["--copies", "7"]
+    calls = ["--layers", "2", "--hidden", "64", "--sizes", "2", "--length", "16"] if toy else []
     made = [
         # 7 times the kit's texts are 40 MB: half a minute to ask, and as long to build.
         Step("cache-build", 300, 110, "cache-build.json",
              [f"{MODELS}/build_speed.py", *read, *text,
               "--output", str(folder / "cache-build.json")]),
+        # Per teacher a model to make, a layer to compile, and 10 passes three ways at four sizes.
+        Step("teacher-calls", 200, 70, "teacher-calls.json",
+             [f"{MODELS}/teacher_calls.py", "--resume", *calls,
+              "--output", str(folder / "teacher-calls.json")],
+             lambda folder: fastest_calls(folder / "teacher-calls.json")),
         replace(
             _distillation(
                 folder, "two-engines", 240, 120, "classification", ["live", "two-engines"], toy,
