@@ -299,7 +299,8 @@ def _progress(
     run: Run, teacher: str, path: Path, build: _Build
 ) -> Iterator[Callable[[list[int]], None]]:
     """A progress bar over the examples of a teacher that are not written yet, by this worker or
-    another one: those of others are looked for every LOOK_SECONDS."""
+    another one: those of others are looked for every LOOK_SECONDS, and an event says how many are
+    written, by which a killed phase's time is known."""
     worker, sizes = build.worker, [part.stop - part.start for _, part in build.plan.blocks]
     left: set[int] = set()
     if worker is not None:
@@ -314,6 +315,8 @@ def _progress(
             new = left.intersection(done)
             if (now := time.monotonic()) - looked > LOOK_SECONDS:
                 looked, new = now, left & {*done, *worker.claimed(teacher)}
+                written = sum(sizes) - sum(sizes[at] for at in left - new)
+                run.log.event("written", phase=teacher, examples=written)
             left.difference_update(new)
             bar.advance(sum(sizes[at] for at in new))
 

@@ -111,7 +111,7 @@ class RunLog:
     def event(self, event: str, *, phase: str, step: int | None = None, **values: Any) -> None:
         """Add a line to metrics.jsonl; numbers also go to wandb and TensorBoard.
 
-        phase: the phase's name, or the name of the model that it trains.
+        phase: the phase's name, or the name of the model that it trains or runs.
         """
         if not self._enabled:
             return

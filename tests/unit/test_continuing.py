@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from ds_distill import load_recipe, run_recipe
 from ds_distill.cli.loading import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.phases import cache as cache_phase
 from ds_distill.process import signals as stopping
 from ds_distill.process.signals import Stopped
 from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog, read_events
@@ -258,6 +260,28 @@ def test_a_phase_takes_the_seconds_of_all_its_starts(
     assert start() == 35.0
     names = [event["event"] for event in events(tmp_path)]
     assert names == ["phase", "train", "train", "train", "start"]
+
+
+def test_a_cache_phase_says_how_much_is_written(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase that was killed by SIGKILL had worked, by its events, until it began."""
+    monkeypatch.setattr(cache_phase, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(cache_phase, "blocks_to_write", lambda *given: [1, 2, 3])
+    log = RunLog(tmp_path, load_recipe(recipe), enabled=True, resumed=False)
+    blocks = [(number, slice(4 * number, 4 * number + 4)) for number in range(4)]
+    worker = SimpleNamespace(claimed=lambda teacher: [3])
+    build: Any = SimpleNamespace(worker=worker, plan=SimpleNamespace(blocks=blocks))
+    run: Any = SimpleNamespace(log=log)
+    log.start_phase(0, "cache")
+    with cache_phase._progress(run, "first", tmp_path, build) as advance:
+        advance([1])  # 0 was there, and another worker has taken 3
+        advance([2])
+    found = [event for event in events(tmp_path) if event["event"] == "written"]
+    assert [(event["phase"], event["examples"]) for event in found] == [
+        ("first", 12),
+        ("first", 16),
+    ]
 
 
 def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
