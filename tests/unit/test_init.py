@@ -303,7 +303,10 @@ def test_teachers_that_know_a_part_of_the_labels_say_which(
     assert "no mistakes found" in checked.output and "leaves open" not in checked.output
 
 
-def test_lines_of_conll_are_sentences(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "between"), [("tsv", "\t"), ("conll", "\t"), ("conll", " ")])
+def test_lines_of_conll_are_sentences(
+    ending: str, between: str, models: Path, tmp_path: Path
+) -> None:
     """A file of them was taken for a table of words with labels."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -312,17 +315,24 @@ def test_lines_of_conll_are_sentences(models: Path, tmp_path: Path) -> None:
             "Anna\tNN\tB-PER\nsleeps\tVB\tO\n",
             "-DOCSTART-\t-X-\tO\n\nin\tIN\tO\nNew\tNN\tB-LOC\nYork\tNN\tI-LOC\n",
         ] * size
-        (folder / f"{split}.tsv").write_text("\n".join(sentences))
+        content = "\n".join(sentences).replace("\t", between)
+        (folder / f"{split}.{ending}").write_text(content)
     file = tmp_path / "made.yaml"
     made = ds_distill("init", folder, "--teacher", models / "encoder", "--output", file)
     assert "It is read as a word and its tag on each line, as CoNLL has them." in made.output
     assert yaml.safe_load(file.read_text())["task"]["type"] == "token-classification"
     assert "no mistakes found" in ds_distill("check", file).output
-    rows = [row for _, row in open_file(folder / "test.tsv").rows([])]
+    test = folder / f"test.{ending}"
+    rows = [row for _, row in open_file(test).rows([])]
     assert rows[:2] == [
         {"tokens": ["Anna", "sleeps"], "tags": ["B-PER", "O"]},
         {"tokens": ["in", "New", "York"], "tags": ["O", "B-LOC", "I-LOC"]},
     ]
+    if ending == "tsv":
+        return  # it may be a table
+    test.write_text(content + "\n\nalone\n")
+    with pytest.raises(UserError, match=r"not a word, a (tab|space) and a tag"):
+        list(open_file(test).rows([]))
 
 
 def test_semicolons_separate_where_the_header_has_no_comma(models: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ __all__ = [
 
 SUFFIXES = (
     *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz"),
-    *(".parquet", ".txt", ".txt.gz"),
+    *(".parquet", ".txt", ".txt.gz", ".conll", ".conll.gz"),
 )
 
 
@@ -64,6 +64,7 @@ def open_file(path: Path, kept: Path | None = None) -> Reader:
         ".tsv": _tsv_or_conll,
         ".parquet": Parquet,
         ".txt": TextLines,
+        ".conll": Conll,
     }
     return kinds[ending.removesuffix(".gz")](path)
 

@@ -1,4 +1,5 @@
-"""The form of CoNLL: a word and its tag on each line, a blank line between sentences, no header."""
+"""The form of CoNLL: a word and its tag on each line, with tabs or spaces between, a blank line
+between sentences, no header."""
 
 from __future__ import annotations
 
@@ -52,19 +53,22 @@ class Conll(LinesFile):
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         tokens: list[str] = []
         tags: list[str] = []
-        start = 1
+        start, between = 1, ""
         for number, raw in self.lines():
             line = raw.strip("\r\n")
+            between = between or ("\t" if "\t" in line else " " if line.strip() else "")
             if not line.strip():
                 if tokens:
                     yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
                 tokens, tags = [], []
                 continue
-            word, *_, tag = fields if len(fields := line.split("\t")) > 1 else (line, "")
+            fields = line.split(between) if between == "\t" else line.split()
+            word, tag = fields[0], fields[-1] if len(fields) > 1 else ""
             if not _TAG.fullmatch(tag):
+                what = "a tab" if between == "\t" else "a space"
                 raise UserError(
-                    f"{self.path}:{number}: not a word, a tab and a tag ({OUTSIDE}, B-TYPE or "
-                    "I-TYPE), as the lines before are. Correct the line."
+                    f"{self.path}:{number}: not a word, {what} and a tag ({OUTSIDE}, B-TYPE or "
+                    "I-TYPE). Correct the line."
                 )
             if word == _DOCUMENT:
                 continue
