@@ -130,7 +130,8 @@ def measure(dtype: torch.dtype) -> list[dict[str, Any]]:
         if not loss.mean() > 0:  # 16 bits: the same logits
             continue
         row = {"spread": spread, "gap": gap, "offset": offset, "temperature": temperature}
-        row |= {"kl": loss.mean()}
+        row |= {"kl": loss.mean(), "loss": np.sqrt((loss**2).mean())}
+        row["gradient"] = np.sqrt((slope**2).sum(1).mean())
         ways: tuple[Callable[..., tuple[Array, Array]], ...] = (before, now)
         for way in ways:
             losses, slopes = way(s, t, temperature, dtype == torch.float32)
@@ -141,18 +142,21 @@ def measure(dtype: torch.dtype) -> list[dict[str, Any]]:
     return found
 
 
+WHEN = ("before", "now")
+
+
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     lines = [
         "# Rounding of masked_kl with a GPU's exponential, over that of the kernels of c74f3a6",
         "",
         f"Emulated in numpy (rounding.py); {ROWS} rows of {WIDTH} logits in each setting of "
         "spread (1 to 8), gap (0.001 to 3), offset (0, 80, -80) and temperature (0.5 to 8); errors "
-        "against float64, root mean squares over rows. Settings in which 16 bits leave no gap are "
-        "left out.",
+        "against float64, root mean squares over rows. Largest: of all settings, over the loss or "
+        "the gradient itself. Settings in which 16 bits leave no gap are left out.",
         "",
-        "| dtype | error of | settings | median | above 1.05 | worst: spread, gap, offset, T | "
-        "before | now | KL there |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| dtype | error of | largest before | largest now | settings | ratio, median | above 1.05 "
+        "| worst: spread, gap, offset, T | before | now | KL there |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for dtype, found in rows.items():
         for what in ("loss", "gradient"):
@@ -161,7 +165,9 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
             names = ("spread", "gap", "offset", "temperature")
             where = ", ".join(f"{worst[name]:g}" for name in names)
             errors = [f"{worst[name]:.1e}" for name in (f"{what} before", f"{what} now", "kl")]
-            cells = [dtype, what, str(len(found)), f"{np.median(ratios):.2f}"]
+            largest = [max(row[f"{what} {when}"] / row[what] for row in found) for when in WHEN]
+            cells = [dtype, what, *(f"{x:.1e}" for x in largest), str(len(found))]
+            cells += [f"{np.median(ratios):.2f}"]
             cells += [f"{(ratios > 1.05).sum()}", f"{ratios.max():.2f}: {where}", *errors]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
