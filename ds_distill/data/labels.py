@@ -45,7 +45,7 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
             values = plain(table[column])
             if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
                 values = pc.list_flatten(values)
-            values = _written_plainly(values)
+            values = _as_labels(values)
             if not (is_text(values.type) or pa.types.is_integer(values.type)):
                 raise Odd
             found.update(pc.unique(values).to_pylist())
@@ -98,7 +98,7 @@ class LabelIds:
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
         """Class ids, int64 [N], -1 for no label. Raises Odd, or ArrowException, where a label is
         not known."""
-        values = _written_plainly(plain(values))
+        values = _as_labels(plain(values))
         if is_text(values.type):
             known: dict[Any, int] = self.names
         elif pa.types.is_integer(values.type):
@@ -251,7 +251,7 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _written_plainly(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_labels(labels: pa.ChunkedArray) -> pa.ChunkedArray:
     """As `_as_label`, of a column. Raises ArrowException where a number is not whole."""
     if pa.types.is_boolean(labels.type):
         return labels.cast(pa.string())

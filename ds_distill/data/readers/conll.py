@@ -53,19 +53,20 @@ class Conll(LinesFile):
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         tokens: list[str] = []
         tags: list[str] = []
-        start, between = 1, ""
+        start = 1
+        tabs: bool | None = None  # between a word and its tag, as in the first line
         for number, raw in self.lines():
             line = raw.strip("\r\n")
-            between = between or ("\t" if "\t" in line else " " if line.strip() else "")
             if not line.strip():
                 if tokens:
                     yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
                 tokens, tags = [], []
                 continue
-            fields = line.split(between) if between == "\t" else line.split()
+            tabs = "\t" in line if tabs is None else tabs
+            fields = line.split("\t") if tabs else line.split()
             word, tag = fields[0], fields[-1] if len(fields) > 1 else ""
             if not _TAG.fullmatch(tag):
-                what = "a tab" if between == "\t" else "a space"
+                what = "a tab" if tabs else "a space"
                 raise UserError(
                     f"{self.path}:{number}: not a word, {what} and a tag ({OUTSIDE}, B-TYPE or "
                     "I-TYPE). Correct the line."
