@@ -174,7 +174,9 @@ def test_stages_give_equal_losses(
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("ranks", ["two_ranks", "one_rank"])
+@pytest.mark.parametrize(
+    "ranks", ["two_ranks", pytest.param("one_rank", marks=pytest.mark.further)]
+)
 def test_fp16_gives_the_losses_of_fp32(
     stage: int, ranks: str, request: pytest.FixtureRequest
 ) -> None:

@@ -329,6 +329,7 @@ def test_a_full_disk_is_reported_and_the_same_command_continues(
 # --------------------------------------------------------------- a folder that is shared
 
 
+@pytest.mark.further
 def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill, tmp_path):
     task = write_toy_task(
         tmp_path / "task", {"train": 9, "validation": 9, "test": 9, "transfer": 60}

@@ -183,6 +183,7 @@ def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> No
         ds_distill("report", tmp_path, "--output", page)
 
 
+@pytest.mark.further
 def test_a_student_is_exported_where_int8_keeps_its_score(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +325,7 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.further
 def test_a_student_is_pushed_to_a_private_repository(
     place: Path, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:

@@ -28,6 +28,8 @@ from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.execute import execute
 
+pytestmark = pytest.mark.further
+
 FIRST = {"animal": "animal", "food": "food", "weather": None}
 SECOND = {"2": "weather", "1": "food"}
 HOW = {"split": "transfer", "epochs": 6, "losses": {"kl": {"temperature": 2.0}}}

@@ -15,6 +15,8 @@ from transformers import AutoModelForSequenceClassification
 from ds_distill.routing.multi_label import FittedByLabel, load_fitted
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
+pytestmark = pytest.mark.further
+
 LABELS = ["animal", "food", "weather"]
 
 
@@ -124,7 +126,6 @@ def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
     assert live == pytest.approx(cached, rel=1e-4)
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("phase", ["first", "average", "expertise", "live", "labels-only"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
     short_runs: dict[int, Path], phase: str
@@ -132,7 +133,6 @@ def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
     check_same_losses_on_two_ranks(short_runs, phase)
 
 
-@pytest.mark.further
 def test_two_ranks_fit_what_one_does(short_runs: dict[int, Path]) -> None:
     one, two = (load_fitted(folder / "routing.safetensors") for folder in short_runs.values())
     assert isinstance(one, FittedByLabel) and isinstance(two, FittedByLabel)

@@ -16,6 +16,8 @@ from toys import make_toy_classifier
 from ds_distill.routing.multi_label import load_fitted
 from tests.e2e.test_multi_label import write_task
 
+pytestmark = pytest.mark.further
+
 KL = {"split": "transfer", "epochs": 1, "losses": {"kl": {"temperature": 2.0}}}
 
 
@@ -105,7 +107,6 @@ def test_route_leaves_it_out_too(one: Path, recipe: Path, ds_distill: Any) -> No
     assert "Left out: ignorant" in done.stdout and "teacher ignorant" not in done.stdout
 
 
-@pytest.mark.further
 def test_two_ranks_go_on_without_its_weights(one: Path, recipe: Path, ds_distill: Any) -> None:
     """After the last cache is built they are NaN, and a bundle runs all teachers that it has."""
     folder = recipe.parent / "two"
@@ -124,7 +125,6 @@ def test_two_ranks_go_on_without_its_weights(one: Path, recipe: Path, ds_distill
         assert losses(folder, student)[:5] == pytest.approx(losses(one, student)[:5], rel=1e-3)
 
 
-@pytest.mark.further
 def test_where_examples_have_many_labels(recipe: Path, ds_distill: Any) -> None:
     """Two teachers learn all labels, the third knows none; each that stays is best at some."""
     here = recipe.parent

@@ -186,6 +186,7 @@ def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) ->
     assert failure is not None and failure.rank == number
 
 
+@pytest.mark.further
 def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
     """A host whose file system still shows what was there before an edit: each rank would train by
     its own rate, and the weights of stage 0 drift apart without a word."""

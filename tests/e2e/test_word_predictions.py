@@ -67,6 +67,7 @@ def settings(
     }  # fmt: skip
 
 
+@pytest.mark.further
 def test_a_file_of_a_models_logits_teaches_what_the_model_does(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_kill_between_the_best_weights_and_the_checkpoint(
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.further
 def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
     recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
 ) -> None:
