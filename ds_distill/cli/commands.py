@@ -297,8 +297,8 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="jsonl, csv, tsv, parquet or txt, plain or gzip; - is standard input: an object "
-            "of JSON or a text on each line."
+            help="jsonl, csv, tsv, parquet, conll or txt, plain or gzip; - is standard input: an "
+            "object of JSON or a text on each line."
         ),
     ],
     output: Annotated[
@@ -322,6 +322,7 @@ def predict(
         raise UserError(f"--output {output}: is the file of the texts. Name another one.")
     go_offline([model], [], None)
     with text_output(output) as target:
+        quiet_libraries()
         from ds_distill.predictors.file import predict_file
 
         predict_file(

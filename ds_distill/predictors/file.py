@@ -39,8 +39,8 @@ def predict_file(
 ) -> None:
     """Write a line of JSON per row of a data file: the row, and what `predict` gives of it.
 
-    file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
-        JSON or else a text on each line.
+    file: jsonl, csv, tsv, parquet, conll or txt, plain or gzip; `-` is standard input, with an
+        object of JSON or else a text on each line.
     text, text_b: columns of the text and of the second one of a pair. Default: of a run's student
         those of its recipe, else the predictor's `columns`.
     progress: gets a sentence every ten seconds, and at the end.

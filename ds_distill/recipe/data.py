@@ -147,7 +147,7 @@ class Data(Section):
     path: str
     """A folder, a file, `data:NAME` (the folder or file NAME in `data_folder`), a data set of the
     hub, or `docstrings:PACKAGE,PACKAGE` (see `ds_distill.data.docstrings`). Folders hold one file
-    per split: jsonl, csv, tsv, parquet, or txt with one text per line; also gzipped."""
+    per split: jsonl, csv, tsv, parquet, conll, or txt with one text per line; also gzipped."""
     config: str | None = None
     """The configuration of a hub data set."""
     columns: Columns = Columns()

@@ -88,4 +88,5 @@ def test_the_page_works_at_the_first_try(recipe: str, tmp_path: Path, ds_distill
     assert (tmp_path / "runs/tickets/report.html").is_file()
     done = ds_distill("predict", "runs/tickets", "tickets/test.csv", cwd=tmp_path)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "Loading weights" not in done.stderr  # transformers' own bar
     assert len(answers) == 60 and {answer["predicted"] for answer in answers} <= {*labels}
