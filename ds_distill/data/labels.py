@@ -267,9 +267,11 @@ def _as_label(value: object) -> object:
 
 
 def _not_a_label(location: str, column: str, value: object) -> str:
+    are_numbers = isinstance(value, float)
+    numbers = ", or take task.type=regression where numbers are predicted" if are_numbers else ""
     return (
         f"{location}: the label (column {column!r}) must be a name or a whole number, got "
-        f"{kind_of(value)}. Write the label's name in quotes."
+        f"{kind_of(value)}. Write the label's name in quotes{numbers}."
     )
 
 
