@@ -35,6 +35,8 @@ def plan_run(recipe: Recipe, folder: RunFolder, device: Device, ranks: int, log:
         for number, name in enumerate(recipe.phase_names())
         if folder.read_record(number, name) is not None
     }
+    if len(done) == len(recipe.phases):
+        return
     try:
         plan = Planner(recipe, device, ranks).plan()
     except Exception as error:  # whatever a model is that cannot be planned, it may well be trained

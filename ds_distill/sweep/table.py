@@ -30,8 +30,8 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
     name, baseline = record["metric"], record["baseline"]
     trained = trained_models(results)
     choosing = [one["choosing"] for one in trained if one["output"] == results["student"]][-1]
-    if record["task"] != results["task"]:
-        choosing = None  # scores on two tasks do not choose for each other
+    # Scores on two tasks do not choose for each other.
+    choosing = choosing if record["task"] == results["task"] else None
     return {
         "student": results["student"],
         "metric": {"name": name, "over": record["over"], "settings": record["metric_settings"]},

@@ -180,7 +180,7 @@ def no_path_failed(file: Path) -> str:
     return f"time of live's: {', '.join(ratios)}"
 
 
-def fastest_calls(file: Path) -> str:
+def calls_beside_plain(file: Path) -> str:
     """Of the fewest texts, how much faster each way is than a teacher's layers as they are. Ways
     may fail: that is a result."""
     found = []
@@ -272,7 +272,7 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
         Step("teacher-calls", 200, 70, "teacher-calls.json",
              [f"{MODELS}/teacher_calls.py", "--resume", *calls,
               "--output", str(folder / "teacher-calls.json")],
-             lambda folder: fastest_calls(folder / "teacher-calls.json")),
+             lambda folder: calls_beside_plain(folder / "teacher-calls.json")),
         replace(
             _distillation(
                 folder, "two-engines", 240, 120, "classification", ["live", "two-engines"], toy,
