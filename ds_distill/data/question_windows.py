@@ -21,7 +21,7 @@ from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark
 
-VERSION = 3
+VERSION = 4
 """Part of the fingerprint: raise it when the same contexts give other windows."""
 
 NO_ANSWER = 0
@@ -202,8 +202,9 @@ class _Cutter:
             while window is None and end > first + 1:
                 end -= 1
                 window = self._between(question, spans, context, begins[first], begins[end])
-            # What is between two cuts alone may be too long for a window: none has it.
-            if window is not None and end > reached:
+            # What is between two cuts alone may be too long for a window: none has it. And it may be
+            # white space, of which some tokenizers make tokens.
+            if window is not None and window.text and end > reached:
                 reached = end
                 yield window
             if end == len(begins) - 1:

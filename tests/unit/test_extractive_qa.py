@@ -147,6 +147,17 @@ def test_answers_come_back_to_the_same_characters(
                 assert found == context[start:end]
 
 
+def test_no_window_is_of_white_space_alone(real: dict[str, Any]) -> None:
+    """RoBERTa's tokenizer makes tokens of it: where the text before them filled a window, they were
+    one more, without a text."""
+    tokenizer = real["roberta-base"]
+    for context in ("a." * pairs + "\u00a0" for pairs in range(21, 45)):
+        split = prepare(rows_of("Who?", context, None), tokenizer, 48, 8)
+        assert all(text.strip() for text in split["text_b"])
+        held = [(row["text"], row["text_b"], row["at"]) for row in split]
+        assert held == windows_of_question(tokenizer, 48, 8, "Who?", context)
+
+
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
