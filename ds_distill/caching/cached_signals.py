@@ -16,6 +16,7 @@ from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.run import Run
 from ds_distill.types import Signals
 
@@ -34,7 +35,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     config = load_config(reference.model, reference.revision)
     commit = getattr(config, "_commit_hash", None)
     # Not in all: caches of other teachers are as they were before states were pooled.
-    of_texts = run.task.rows == "text" and run.task.has_labels
+    of_texts = TASKS[run.task.type].heads[0] == "ForSequenceClassification"
     pooling = {"pooling": "mean"} if of_texts and pools_all_tokens(config) else {}
     return {
         **pooling,

@@ -30,14 +30,21 @@ LONG_ENOUGH = 4
 _BATCH = 100_000
 
 
-def class_counts(data: datasets.Dataset, classes: int, *, many_labels: bool) -> np.ndarray | None:
-    """Examples of each class, or words: int64 [C]; None for a split without labels."""
-    labels = flat_values(arrow_column(data, "label"))
-    if not (labels >= 0).any():
+def class_counts(data: datasets.Dataset, labels: Sequence[str]) -> np.ndarray | None:
+    """Examples of each class, or words: int64 [C]; None for a split without labels, and where these
+    are no classes.
+
+    data: as `Source.read` gives them. labels: the task's.
+    """
+    if not labels or "answers" in data.column_names:
+        return None  # numbers, or places in the text
+    column = arrow_column(data, "label")
+    found = flat_values(column)
+    if not (found >= 0).any():
         return None  # -1 of each text, also in a task of many labels
-    if many_labels:
-        return np.asarray((labels.reshape(-1, classes) == 1).sum(axis=0))
-    return np.bincount(labels[labels >= 0], minlength=classes)
+    if pa.types.is_fixed_size_list(column.type):  # of each class, whether an example has it
+        return np.asarray((found.reshape(-1, len(labels)) == 1).sum(axis=0))
+    return np.bincount(found[found >= 0], minlength=len(labels))
 
 
 def count_lines(
@@ -56,21 +63,18 @@ def count_lines(
 
 
 def class_notes(
-    source: Source,
-    labels: Sequence[str],
-    splits: Mapping[str, datasets.Dataset],
-    counts: Mapping[str, np.ndarray],
-    *,
-    of_words: bool,
+    source: Source, splits: Mapping[str, datasets.Dataset], counts: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
     """Classes of single examples, as where each text has a label of its own; names that may be one
     class, classes without an example, and copies of a text with other labels.
 
     splits: those that are read. counts: of those that are labelled, see `class_counts`.
     """
+    labels = source.labels
+    of_words = any("words" in data.column_names for data in splits.values())
     total = sum(counts.values(), np.zeros(len(labels), dtype=np.int64))
     alone = int((total <= 1).sum())
-    if alone > len(labels) / 2 and not of_words:
+    if counts and alone > len(labels) / 2 and not of_words:
         yield (
             f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
             "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"

@@ -75,7 +75,7 @@ class Data:
         )
         found += self._pairs()
         found += named_teacher_mistakes(self.recipe, self.task_name, self.source, self._read)
-        if not found and self.task.has_classes:
+        if not found and labels:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
         return [*found, *self._predictions.mistakes()]
@@ -100,24 +100,21 @@ class Data:
 
     def class_lines(self) -> Iterator[str]:
         """How many examples, or words, each class has in each labelled split."""
-        noun = "words" if self.task.of_words else "examples"
+        noun = "words" if self.task.predicts == "tag" else "examples"
         return count_lines(self.task.location, noun, self.source.labels, self._class_counts)
 
     def _class_notes(self) -> Iterator[str]:
-        labels, of_words = self.source.labels, self.task.of_words
-        return class_notes(self.source, labels, self._read, self._class_counts, of_words=of_words)
+        return class_notes(self.source, self._read, self._class_counts)
 
     @cached_property
     def _class_counts(self) -> dict[str, np.ndarray]:
-        if not self.task.has_classes or self.task.rows == "question":
-            return {}
-        classes, many = len(self.source.labels), self.task.predicts == "labels"
-        counts = {s: class_counts(d, classes, many_labels=many) for s, d in self._read.items()}
+        labels = self.source.labels
+        counts = {split: class_counts(data, labels) for split, data in self._read.items()}
         return {split: found for split, found in counts.items() if found is not None}
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """Of the labels of teachers that run without training. Reads no split."""
-        if not self.task.has_classes:
+        if not self.source.labels:
             return []
         untrained = untrained_teachers(self.recipe, self.task_name)
         ready = {name: teachers[name] for name in untrained if name in self.recipe.encoders}
@@ -160,7 +157,7 @@ class Data:
         mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
             try:
-                self._read[split] = self.source.read(split, need and self.task.has_labels)
+                self._read[split] = self.source.read(split, need and self.task.predicts != "token")
             except UserError as error:
                 location, _, what = str(error).partition(": ")
                 mistakes.setdefault(what.split(". ")[0], []).append((location, what))
@@ -170,7 +167,7 @@ class Data:
             yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
 
     def _named_labels(self, labels: list[str]) -> Iterator[str]:
-        if not self.task.has_classes:
+        if not labels:
             return
         for name, phase in self.recipe.named_phases(self.task_name):
             for key, named in phase.labels_named().items():
@@ -232,20 +229,16 @@ class Data:
 
     def _no_value(self, where: str, phase: str, part: datasets.Dataset) -> Iterator[str]:
         """See `no_value`."""
-        if self.task.rows == "question":
-            return  # whose labels are places in the text
-        labels, many = self.source.labels, self.task.predicts == "labels"
-        counts = class_counts(part, len(labels), many_labels=many)
-        if counts is not None:
-            examples = len(part) if many else int(counts.sum())
+        labels = self.source.labels
+        if (counts := class_counts(part, labels)) is not None:
             remedy = "the split, of other groups where its examples have groups"
-            yield from no_value(self.task, labels, counts, examples, phase, where, remedy)
+            yield from no_value(self.task, labels, part, counts, phase, where, remedy)
 
     def _ready_teachers(
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
     ) -> Iterator[str]:
         """Teachers that run without training must have a head of the task already."""
-        recipe, many = self.recipe, self.task.predicts == "labels"
+        recipe = self.recipe
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
         maps: dict[str, LabelMap | None] = {}
         for name, first in untrained_teachers(recipe, self.task_name).items():
@@ -254,11 +247,9 @@ class Data:
             reference = resolve_model(recipe.encoders[name], recipe.models_folder)
             try:
                 check_head(reference, configs[name], TASKS[self.task.type])
-                if self.task.has_classes:
+                if labels:
                     given = recipe.teachers[name].labels
-                    maps[name] = label_map(
-                        reference, configs[name], labels, given, many_labels=many
-                    )
+                    maps[name] = label_map(reference, configs[name], self.task, labels, given)
             except UserError as error:
                 what = f"used by phase {first!r} without training: {error}"
                 mistakes.setdefault(what, []).append(f"teachers.{name}")
@@ -280,7 +271,9 @@ class Data:
             yield from partial_mistakes(recipe, self.task_name, labels, maps, lacking)
 
     def _empty_texts(self) -> Iterator[str]:
-        for split, data in self._read.items() if not self.task.of_words else ():
+        for split, data in self._read.items():
+            if "words" in data.column_names:
+                continue
             count = 0
             for part in data.select_columns("text").with_format("arrow").iter(_AT_ONCE):
                 mark("looks for empty texts")

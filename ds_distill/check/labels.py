@@ -107,13 +107,11 @@ def label_notes(
 
     configs: of these teachers, by name, in a recipe without mistakes.
     """
-    notes = []
-    maps = {}
-    many = recipe.tasks_by_name[task].predicts == "labels"
+    notes, maps, of_task = [], {}, recipe.tasks_by_name[task]
     for name, config in configs.items():
         names, teacher = class_names(config), recipe.teachers[name]
         model = recipe.encoders[name]
-        maps[name] = found = label_map(model, config, labels, teacher.labels, many_labels=many)
+        maps[name] = found = label_map(model, config, of_task, labels, teacher.labels)
         used = len(names) if found is None else sum(map(len, found.outputs))
         if teacher.labels is None and are_generic(names):
             pairs = one_line(dict(zip(names, labels, strict=True)))

@@ -28,7 +28,7 @@ def metric_mistakes(
     """A metric that names labels which the task has not, or has no label to be about; and one
     without a value on a split that chooses or judges, which a run would find after its trainings.
 
-    splits: those that are read. class_counts: of those that are labelled and have classes.
+    splits: those that are read. class_counts: of those that are labelled with classes.
     """
     task = recipe.tasks_by_name[task_name]
     mistakes = list(metric_of(task)(task.metric, labels).label_mistakes())
@@ -42,27 +42,26 @@ def metric_mistakes(
             counts = class_counts[split]
         else:
             continue
-        examples = len(splits[split]) if task.predicts == "labels" else int(counts.sum())
-        where = f"split {split!r}"
-        yield from no_value(
-            task, labels, counts, examples, phase, where, "it, or take another split"
-        )
+        where, remedy = f"split {split!r}", "it, or take another split"
+        yield from no_value(task, labels, splits[split], counts, phase, where, remedy)
 
 
 def no_value(
     task: TaskSettings,
     labels: list[str],
+    data: datasets.Dataset,
     counts: np.ndarray,
-    examples: int,
     phase: str,
     where: str,
     remedy: str,
 ) -> Iterator[str]:
     """The first metric that a phase reports which has no value on some examples.
 
-    counts: how many of them have each label. where: which they are. remedy: what to add some to.
+    data: the examples. counts: how many of them, or of their words, have each label. where: which
+        they are. remedy: what to add some to.
     """
     over = TASKS[task.type].over
+    examples = int(counts.sum()) if "words" in data.column_names else len(data)
     for name, settings in reported_metrics(over, task.metric, labels).items():
         metric = METRICS[over][name](settings, labels)
         if (why := metric.no_value(counts, examples)) is None:

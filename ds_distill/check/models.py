@@ -90,7 +90,7 @@ class Models:
         check_encoder(reference, config)
         self.configs[location] = config
 
-        of_words = any(task.of_words for task in self.recipe.tasks_by_name.values())
+        of_words = any(task.predicts == "tag" for task in self.recipe.tasks_by_name.values())
 
         def vocabulary() -> Iterator[str]:
             tokenizer = load_tokenizer(reference, model.revision, of_words=of_words)

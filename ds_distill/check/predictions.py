@@ -72,7 +72,7 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
 
 def has_files(task: TaskSettings) -> bool:
     """Whether files are read for such tasks."""
-    return task.rows in ("text", "words") and task.has_labels
+    return task.rows != "question" and task.predicts != "token"
 
 
 class Predictions:

@@ -27,6 +27,7 @@ from ds_distill.recipe.data import Folds, SplitFrom
 from ds_distill.recipe.references import resolve_data
 from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import MaskedLM, Task, Untagged
+from ds_distill.recipe.tasks.labelled import LabelledTask
 
 FOLD = 105
 """Purpose of the hashes that assign examples to folds."""
@@ -185,12 +186,13 @@ class _Other:
     ) -> None:
         self._name, self._split, self._combined = name, split, combined
         self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
-        self._labelled = task.has_labels and split.labels != "none" and split.randomise is None
-        no_names = {"number": "numbers", "span": "answers", "spans": "answers"}.get(task.predicts)
-        if no_names is not None and isinstance(split.labels, dict):
+        needs_none, maps = isinstance(task, MaskedLM), isinstance(task, LabelledTask)
+        self._labelled = not needs_none and split.labels != "none" and split.randomise is None
+        if isinstance(split.labels, dict) and not maps and not needs_none:
+            they_are = "answers" if task.rows == "question" else "numbers"
             raise UserError(
                 f"{self._key}.labels: maps labels to this task's, and with task.type={task.type} "
-                f"they are {no_names}. Take the key out, or read no labels with "
+                f"they are {they_are}. Take the key out, or read no labels with "
                 f"{self._key}.labels=none."
             )
         data = task.data.model_copy(
@@ -208,7 +210,6 @@ class _Other:
                 f"{self._key}.randomise: random texts are no {what}, which "
                 f"task.type={task.type} needs. Take the key out."
             )
-        maps = task.has_classes and task.rows != "question"
         there = (
             task.model_copy(update={"data": data, **({"labels": None} if maps else {})})
             if self._labelled or task.rows == "question"

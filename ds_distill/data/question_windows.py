@@ -202,8 +202,8 @@ class _Cutter:
             while window is None and end > first + 1:
                 end -= 1
                 window = self._between(question, spans, context, begins[first], begins[end])
-            # What is between two cuts alone may be too long for a window: none has it. And it may be
-            # white space, of which some tokenizers make tokens.
+            # What is between two cuts alone may be too long for a window: none has it. It may also
+            # be white space, of which some tokenizers make tokens.
             if window is not None and window.text and end > reached:
                 reached = end
                 yield window

@@ -120,10 +120,10 @@ class QuestionRows(RowForm):
         return {"question": self.columns.question, "context": self.columns.context}
 
     def state(self, labels: list[str]) -> list[Any]:
-        return [_named(self.columns), "contexts", *["any number"] * (self.task.predicts == "spans")]
+        return [_named(self.columns), "contexts", *["any number"] * (self.task.predicts == "tag")]
 
     def convert(self, labels: list[str], path: Path) -> None:
-        any_number = self.task.predicts == "spans"
+        any_number = self.task.predicts == "tag"
         questions.convert(self.reader, self.columns, path, any_number=any_number)
 
 

@@ -33,6 +33,9 @@ from ds_distill.data.teacher_column import TEACHER, write_teachers
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.tasks import Task
 
+_SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
+"""By what models predict: the classes of an example, where they are not one."""
+
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
 
@@ -126,15 +129,14 @@ class Source(ABC):
         cap = self.task.data.per_class.get(split)
         hidden = "class" in data.column_names
         if cap is not None:
-            if self.task.predicts == "labels" or self.task.of_words:
-                has = "has one for each word" if self.task.of_words else "has any number of them"
+            if (has := _SEVERAL.get(self.task.predicts)) is not None:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and with "
                     f"task.type={self.task.type} an example {has}. Set "
                     f"task.data.limit.{split} instead."
                 )
             classes = as_numpy(data, "class" if hidden else "label")
-            if not hidden and not self.task.has_classes:
+            if not hidden and not self.labels:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
                     f"task.type={self.task.type} has no classes. Take the key out."

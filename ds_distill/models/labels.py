@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.errors import UserError
 from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.tasks.base import TaskSettings
 from ds_distill.recipe.yaml_tree import one_line
 
 
@@ -49,22 +50,22 @@ class LabelMap:
 def label_map(
     reference: str,
     config: PreTrainedConfig,
+    task: TaskSettings,
     labels: list[str],
     given: Mapping[str, str | None] | None = None,
-    *,
-    many_labels: bool = False,
 ) -> LabelMap | None:
     """Which of the checkpoint's outputs are the task's labels. None: all, in the same order.
 
+    task: where an example has any number of labels each has one output: there is no distribution
+        over a part of the labels.
+    labels: the task's.
     given: the recipe's `teachers.NAME.labels`. Without it the checkpoint must have `labels` in this
         order, or as many default names (LABEL_0, LABEL_1, ...).
-    many_labels: whether an example has any number of labels. Each then has one output: there is no
-        distribution over a part of the labels.
 
     Raises UserError otherwise, and where `given` names what is not there, or gives fewer than two
     labels a class.
     """
-    names = class_names(config)
+    names, many_labels = class_names(config), task.predicts == "labels"
     if given is None:
         _check_as_it_stands(reference, names, labels, many_labels)
         return None

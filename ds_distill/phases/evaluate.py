@@ -69,8 +69,8 @@ def with_head(run: Run, reference: ModelReference) -> bool:
     config = load_config(reference.model, reference.revision)
     try:
         check_head(reference.model, config, TASKS[run.task.type])
-        if run.task.has_classes and run.recipe.teachers[reference.name].labels is None:
-            label_map(reference.model, config, run.labels)
+        if run.labels and run.recipe.teachers[reference.name].labels is None:
+            label_map(reference.model, config, run.task, run.labels)
         run.given_labels(reference.name)
     except UserError:
         return False

@@ -79,7 +79,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     given = at(signals, torch.from_numpy(rows)), examples.labels[rows], examples.keys[owners]
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys[owners]}
     fitted: Fitted | FittedByLabel
-    if run.task.predicts == "labels":
+    if examples.labels.ndim > 1:
         with run.log.bar("fits routing", len(run.labels)) as bar:
             fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
     else:
@@ -161,7 +161,7 @@ def _compare(
 ) -> Comparison:
     """where: phase and split, for messages. kept: how many disagreements to keep. followed: see
     `compare`."""
-    fits = FOLDS * (len(run.labels) if run.task.predicts == "labels" else 1)
+    fits = FOLDS * (len(run.labels) if examples.labels.ndim > 1 else 1)
     with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
             signals,

@@ -136,8 +136,6 @@ class Planner:
     def labels(self, number: int) -> list[str]:
         """The labels of the task of phase `number`; none where it has no classes."""
         name = self.recipe.task_name(self.recipe.phases[number])
-        if not self.recipe.tasks_by_name[name].has_classes:
-            return []
         if name not in self._labels:
             try:
                 self._labels[name] = label_names(self.recipe, self.recipe.tasks_by_name[name])

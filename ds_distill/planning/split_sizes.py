@@ -34,8 +34,10 @@ class SplitFacts:
 
 
 def label_names(recipe: Recipe, task: TaskSettings) -> list[str]:
-    """The labels of a task of classes: the recipe's, or those of its data. Raises UserError where
-    these cannot be read."""
+    """The labels of a task: the recipe's, or those of its data; none where it has no classes.
+    Raises UserError where they cannot be read."""
+    if not task.has_classes:
+        return []
     return task.given_labels or open_source(task, data_folder=recipe.data_folder).labels
 
 
@@ -51,7 +53,9 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
     try:
         data = open_source(task, data_folder=recipe.data_folder).read(split)
         reference = resolve_model(recipe.student.model, recipe.models_folder)
-        tokenizer = load_tokenizer(reference, recipe.student.revision, of_words=task.of_words)
+        tokenizer = load_tokenizer(
+            reference, recipe.student.revision, of_words=task.predicts == "tag"
+        )
     except UserError as error:
         return SplitFacts(split, None, task.max_length, first_line(error))
     sample = data.select(np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int))

@@ -247,7 +247,7 @@ def _token_needs(needs: Needs) -> Needs:
 
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
     task = context.task
-    if settings.class_weights is not None and (not task.has_classes or task.predicts == "labels"):
+    if settings.class_weights is not None and task.predicts not in ("class", "tag"):
         yield (
             f"{context.location}.class_weights: weighs examples by their one class, and with "
             f"{task.location}.type={task.type} they do not have one. Take the key out."

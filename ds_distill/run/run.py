@@ -156,12 +156,12 @@ class Run:
         """Which outputs of a teacher, as the recipe gives it, are the task's labels. None: all, in
         the same order, or the recipe does not say. Raises UserError where it says others."""
         given = self.recipe.teachers[teacher]
-        if given.labels is None or not self.task.has_classes:
+        if given.labels is None or not self.labels:
             return None
         assert given.model is not None
         model = resolve_model(given.model, self.recipe.models_folder)
-        config, many = load_config(model, given.revision), self.task.predicts == "labels"
-        return label_map(model, config, self.labels, given.labels, many_labels=many)
+        config = load_config(model, given.revision)
+        return label_map(model, config, self.task, self.labels, given.labels)
 
     def knows(self, teacher: ModelReference, examples: Examples) -> np.ndarray:
         """Of which examples a teacher can be asked: bool [N]. One from a file says something of

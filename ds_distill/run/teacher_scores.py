@@ -89,7 +89,7 @@ def _is_of(run: Run, phase: PhaseSettings) -> bool:
 def _ready(number: int, run: Run) -> list[ModelReference]:
     """The teachers to score before phase `number`."""
     teaching = _teaching(number, run)
-    if teaching is None or not run.task.has_labels or not run.data.has_split(CHOOSING_SPLIT):
+    if teaching is None or run.task.predicts == "token" or not run.data.has_split(CHOOSING_SPLIT):
         return []
     before = run.recipe.phases[number:teaching]
     if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):
@@ -179,7 +179,7 @@ def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt) -> 
     """Whether it is below its commonest label, or no better and better in another order; both
     beyond chance. Among words, nearly all of which may be O, one that finds entities can be below
     that label, too."""
-    below = found.is_below and not run.task.of_words
+    below = found.is_below and run.task.predicts != "tag"
     return below or (found.is_reordered and not reference.trained)
 
 

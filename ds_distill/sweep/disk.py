@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_distill.check.machine_memory import fewest_parameters
-from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.models.student import config_of
 from ds_distill.planning.caches import example_bytes
-from ds_distill.planning.split_sizes import SplitFacts, split_facts
+from ds_distill.planning.split_sizes import SplitFacts, label_names, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import Step, steps
@@ -86,9 +85,7 @@ def taken(recipe: Recipe, known: Known, first: int = 0, until: int | None = None
 def _row(recipe: Recipe, step: Step, phase: Cache, facts: SplitFacts) -> float:
     """Bytes of an example in the cache that a phase makes, of all teachers."""
     task = recipe.task_of(phase)
-    classes = None
-    if task.has_classes:
-        classes = len(open_source(task, data_folder=recipe.data_folder).labels)
+    classes = len(label_names(recipe, task)) or None
     configs = (config_of(recipe, step.model(name).origin) for name in step.teachers)
     return sum(example_bytes(phase, task, config, classes, facts.tokens) for config in configs)
 

@@ -175,7 +175,7 @@ class TaskData:
     def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
         key = reference.model, reference.revision
         if key not in self._tokenizers:  # a large vocabulary takes a second each time
-            tokenizer = load_tokenizer(*key, of_words=self._task.of_words)
+            tokenizer = load_tokenizer(*key, of_words=self._task.predicts == "tag")
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 

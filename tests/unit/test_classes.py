@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import transformers
 import yaml
 from typer.testing import CliRunner
 
@@ -41,15 +42,14 @@ def test_names_that_may_be_one() -> None:
 def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts() -> None:
     for texts in (5, 6):
         split = datasets.Dataset.from_dict({"label": [-1] * texts})
-        assert class_counts(split, 3, many_labels=True) is None
-        assert class_counts(split, 3, many_labels=False) is None
+        assert class_counts(split, ["a", "b", "c"]) is None
 
 
 @pytest.fixture
 def check(tmp_path: Path, tiny_models: dict[str, Path]) -> Any:
-    """Runs `check` on splits: lists of (text, label), or rows."""
+    """Runs `check` on splits: lists of (text, label), or rows. more: keys of the recipe."""
 
-    def run(splits: dict[str, list[Any]], **task: Any) -> str:
+    def run(splits: dict[str, list[Any]], more: dict[str, Any] | None = None, **task: Any) -> str:
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
         for split, rows in splits.items():
@@ -62,6 +62,7 @@ def check(tmp_path: Path, tiny_models: dict[str, Path]) -> Any:
             "task": {"data": {"path": "data"}, "max_length": 32, **task},
             "student": {"model": str(tiny_models["toy"])},
             "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
+            **(more or {}),
         }
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(recipe))
         done = CliRunner().invoke(app, ["check", str(tmp_path / "my.yaml")])
@@ -143,6 +144,33 @@ def test_a_label_of_its_own_for_each_text_is_named(
     train = [(f"text {number}", f"id-{number}") for number in range(300)]
     said = check({"train": train, "validation": train[:1], "test": train[1:2]})
     assert "298 of the 300 classes have one example or none" in said
+
+
+def test_classes_without_an_example_are_no_news_where_none_is_labelled(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: dict[str, Path]
+) -> None:
+    """Nor where labels are places in a text: their classes are those of words."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = [
+        {"question": "Who?", "context": f"Bo {verb}.", "answers": [{"text": "Bo", "start": 0}]}
+        for verb in ("sat", "ran", "ate")
+    ]
+    given = {"train": asked[:1], "validation": asked[1:2], "test": asked[2:]}
+    assert "have one example or none" not in check(given, type="character-spans")
+
+    student = transformers.BertConfig.from_pretrained(tiny_models["toy"], num_labels=3)
+    transformers.BertForSequenceClassification(student).save_pretrained("teacher")
+    transformers.AutoTokenizer.from_pretrained(tiny_models["toy"]).save_pretrained("teacher")
+    last = {"keep": "last"}
+    recipe = {
+        "teachers": {"given": {"model": "teacher"}},
+        "phases": [
+            {"distil": {"split": "train", "teachers": "live", "losses": {"kl": {}}, **last}}
+        ],
+    }
+    texts = {split: [{"text": f"it rains in {split}"}] for split in given}
+    said = check(texts, recipe, labels=["joy", "sad", "mad"])
+    assert "no mistakes" in said and "have one example or none" not in said
 
 
 def test_spans_that_have_more_than_they_say_are_counted(

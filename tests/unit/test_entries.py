@@ -85,20 +85,20 @@ def test_an_entry_is_whole(kind, name, entry):
 
 
 def test_two_facts_say_what_a_kind_of_task_is():
-    columns = ("rows", "predicts", "has_classes", "of_words", "has_labels")
+    columns = ("rows", "predicts", "has_classes")
     facts = {
         settings: tuple(getattr(settings(data=Data(path="x")), column) for column in columns)
         for settings in [*(entry.settings for entry in TASKS.values()), Untagged]
     }
     assert facts == {
-        SingleLabel: ("text", "class", True, False, True),
-        MultiLabel: ("text", "labels", True, False, True),
-        Regression: ("text", "number", False, False, True),
-        TokenClassification: ("words", "tag", True, True, True),
-        Untagged: ("words", "nothing", False, True, False),
-        CharacterSpans: ("question", "spans", True, True, True),
-        ExtractiveQA: ("question", "span", False, False, True),
-        MaskedLM: ("text", "token", False, False, False),
+        SingleLabel: ("text", "class", True),
+        MultiLabel: ("text", "labels", True),
+        Regression: ("text", "number", False),
+        TokenClassification: ("words", "tag", True),
+        Untagged: ("words", "nothing", False),
+        CharacterSpans: ("question", "tag", True),
+        ExtractiveQA: ("question", "span", False),
+        MaskedLM: ("text", "token", False),
     }
 
 

@@ -18,7 +18,9 @@ from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.phases.evaluate import with_head
+from ds_distill.recipe.data import Data
 from ds_distill.recipe.schema import Recipe, Teacher
+from ds_distill.recipe.tasks import MultiLabel, SingleLabel, TaskSettings
 from ds_distill.run.run import Run
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -26,9 +28,15 @@ from ds_distill.views import PaddedView
 LABELS = ["a", "b", "c"]
 
 
-def mapped(names: list[str], labels: list[str], given: Any = None, **more: Any) -> LabelMap | None:
+ONE = SingleLabel(data=Data(path="x"))
+MANY = MultiLabel(data=Data(path="x"))
+
+
+def mapped(
+    names: list[str], labels: list[str], given: Any = None, task: TaskSettings = ONE
+) -> LabelMap | None:
     config = tr.BertConfig(id2label=dict(enumerate(names)))
-    return label_map("m", config, labels, given, **more)
+    return label_map("m", config, task, labels, given)
 
 
 def columns(names: list[str], labels: list[str], given: Any = None) -> list[int] | None:
@@ -63,11 +71,11 @@ def test_without_the_key_labels_must_be_the_tasks() -> None:
     with pytest.raises(UserError, match="Fine-tune it on this task first"):
         columns(["x", "y"], LABELS)
     with pytest.raises(UserError, match="Fine-tune it on this task first"):
-        mapped(["a", "b"], LABELS, many_labels=True)
+        mapped(["a", "b"], LABELS, task=MANY)
     with pytest.raises(UserError, match="order LABEL_1, LABEL_0, LABEL_2"):
         columns(["LABEL_1", "LABEL_0", "LABEL_2"], LABELS)
     config = tr.BertConfig(id2label={1: "a", 2: "b", 3: "c"})  # counted from 1, yet in order
-    assert label_map("m", config, LABELS) is None
+    assert label_map("m", config, ONE, LABELS) is None
 
 
 # ------------------------------------------------------------------------- as they are given
@@ -149,11 +157,11 @@ def test_labels_left_out_several_classes_and_null() -> None:
 def test_with_many_labels_each_has_one_class() -> None:
     """There is no distribution over a part of the labels, and their probabilities do not add."""
     whole = {"0": "c", "1": "b", "2": "a"}
-    assert mapped(generic(3), LABELS, whole, many_labels=True) == mapped(generic(3), LABELS, whole)
+    assert mapped(generic(3), LABELS, whole, task=MANY) == mapped(generic(3), LABELS, whole)
     with pytest.raises(UserError, match=r"given for c.*type single-label"):
-        mapped(generic(3), LABELS, {"0": "a", "1": "b"}, many_labels=True)
+        mapped(generic(3), LABELS, {"0": "a", "1": "b"}, task=MANY)
     with pytest.raises(UserError, match="do not add"):
-        mapped(generic(4), LABELS, {**whole, "3": "a"}, many_labels=True)
+        mapped(generic(4), LABELS, {**whole, "3": "a"}, task=MANY)
 
 
 # ---------------------------------------------------------------------------- the bundle

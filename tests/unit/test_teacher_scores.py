@@ -83,7 +83,7 @@ def test_what_is_below_the_commonest_label_beyond_chance_stops(
 ) -> None:
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
     found = label_doubt(np.eye(3)[predicted], labels, NAMES)
-    run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
+    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="tag" if of_words else "class"))
     reference: Any = SimpleNamespace(trained=trained)
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
 

@@ -11,6 +11,7 @@ from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import PhaseEntry, TaskEntry
 from ds_distill.recipe.phases.base import TrainingPhase, training_mistakes
 from ds_distill.recipe.section import Count, Name, Section, Several, Share
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.terms import CrossEntropyLoss, Losses, TermSettings, losses_of
 
 
@@ -95,8 +96,8 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
     if settings.shared_head:
         yield from _shared_head_mistakes(settings, context)
     task = context.task
-    if not task.has_classes or task.of_words:
-        has = "has no classes" if not task.has_classes else "has a class for each word"
+    if task.predicts not in ("class", "labels"):
+        has = "has a class for each word" if task.predicts == "tag" else "has no classes"
         for key in ("focus", "per_class"):
             if getattr(settings, key):
                 yield (
@@ -126,7 +127,7 @@ def _shared_head_mistakes(settings: FineTune, context: Context) -> Iterator[str]
             "shared_head=true teachers are trained together. There are: "
             f"{', '.join(context.recipe.teachers) or 'none'}."
         )
-    if task.rows != "text" or not task.has_labels:
+    if TASKS[task.type].heads[0] != "ForSequenceClassification":
         yield (
             f"{location}.shared_head=true: shares the layers that classify a text, and "
             f"{task.location}.type={task.type} has no such layers. Take shared_head out."

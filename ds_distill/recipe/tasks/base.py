@@ -14,11 +14,11 @@ from ds_distill.recipe.section import Section
 Rows = Literal["text", "words", "question"]
 """What a row of data is: a text or a pair of them; a list of words; a question about a context."""
 
-Predicts = Literal["class", "labels", "number", "tag", "span", "spans", "token", "nothing"]
-"""What models predict: one class of an example; any number of its labels; a number; a class of each
-word; start and end of one span of the context, each over the tokens of a window; any number of
-spans, as a class of each word of the context; hidden tokens, each as a distribution over the
-vocabulary, which a cache keeps by a codec. Nothing: the data are read without their labels."""
+Predicts = Literal["class", "labels", "number", "tag", "span", "token", "nothing"]
+"""What models predict: one class of an example; any number of its labels; a number; a tag of each
+word, of a text or of a question's context; start and end of one span of the context, each over the
+tokens of a window; hidden tokens, each as a distribution over the vocabulary, which a cache keeps
+by a codec. Nothing: the data are read without their labels."""
 
 
 COMPARED = Field(
@@ -43,17 +43,7 @@ class TaskSettings(Section):
     def has_classes(self) -> bool:
         """Whether each example, or each of its words, has classes: expertise tables, experts and
         class logits make sense."""
-        return self.predicts in ("class", "labels", "tag", "spans")
-
-    @property
-    def of_words(self) -> bool:
-        """Whether models predict for words, those of a text or of a question's context."""
-        return self.rows == "words" or self.predicts == "spans"
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether the labels of rows are read."""
-        return self.predicts not in ("token", "nothing")
+        return self.predicts in ("class", "labels", "tag")
 
     @property
     def given_labels(self) -> list[str] | None:
@@ -81,7 +71,7 @@ class TaskSettings(Section):
         if self.rows == "question":
             return {"columns": [[named.question, named.context]]}
         texts = [[named.text, *filter(None, [named.text_b])]]
-        return {"columns": [[named.tokens], *texts] if self.of_words else texts}
+        return {"columns": [[named.tokens], *texts] if self.rows == "words" else texts}
 
     @property
     def row_share(self) -> float | None:

@@ -24,7 +24,7 @@ class CharacterSpans(WordTask):
     that has no token in some model's view teaches nothing, and is in no predicted span."""
 
     rows: ClassVar[Rows] = "question"
-    predicts: ClassVar[Predicts] = "spans"
+    predicts: ClassVar[Predicts] = "tag"
 
     type: Literal["character-spans"] = "character-spans"
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384
