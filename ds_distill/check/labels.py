@@ -18,7 +18,7 @@ def label_mistakes(recipe: Recipe) -> Iterator[str]:
     """`teachers.NAME.labels` where they would have no effect."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
     tasks = recipe.tasks_by_name.values()
-    if not any(task.has_classes for task in tasks):
+    if all(task.given_labels == [] for task in tasks):
         without = " and ".join(f"{task.location}.type={task.type}" for task in tasks)
         for name in given:
             yield f"teachers.{name}.labels: {without} has no labels. Take the key out."

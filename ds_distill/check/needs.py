@@ -10,7 +10,7 @@ from ds_distill.check.predictions import file_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import ConfiguredEntry, Needs, PolicyEntry, TermEntry
+from ds_distill.recipe.entry import ConfiguredEntry, PolicyEntry, TermEntry
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, Cache, PhaseSettings
 from ds_distill.recipe.policies import POLICIES
@@ -90,7 +90,7 @@ def _unmet(
     count, whose = len(context.teachers), "the phase follows"
     if set(context.teachers) == set(context.recipe.teachers):
         whose = "the recipe has"
-    if (why := _other_kind(needs, context.task)) is not None:
+    if (why := context.task.lacks(needs)) is not None:
         task = context.task
         yield (
             f"{location}: {entry.name} {why[0]}, and {task.location}.type={task.type} {why[1]}. "
@@ -128,20 +128,6 @@ def _unmet(
                 "leaves, and the phase follows those of the recipe, whoever was left out. Take "
                 f"follow out, or leave_out of phases.{fits.name}."
             )
-
-
-def _other_kind(needs: Needs, task: TaskSettings) -> tuple[str, str] | None:
-    """What a part does that a task has nothing for, and what the task has; None where the part is
-    for such tasks."""
-    if needs.classes and not task.has_classes:
-        return "works by class", "has no classes"
-    if needs.distributions and task.predicts == "number":
-        return "is of distributions over classes or tokens", "has numbers in their place"
-    if needs.every_token and task.predicts != "token":
-        return "is of every token of a text", "has other rows: what its labels are of"
-    if needs.numbers and task.predicts != "number":
-        return "is of numbers", "has none: models predict distributions"
-    return None
 
 
 def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
@@ -192,7 +178,7 @@ def _remedy(
     entry: ConfiguredEntry, settings: Section, phase: PhaseSettings, task: TaskSettings
 ) -> str:
     """What to do about a part that is for other kinds of task."""
-    if isinstance(settings, RowTerm) and _other_kind(entry.needs, task) is None:
+    if isinstance(settings, RowTerm) and task.lacks(entry.needs) is None:
         return f"Leave {entry.name}.rows out."
     return _choose_another(entry, phase, task)
 
@@ -204,7 +190,7 @@ def _choose_another(entry: ConfiguredEntry, phase: PhaseSettings, task: TaskSett
     others = [
         other.name
         for other in table.values()
-        if _other_kind(other.needs, task) is None
+        if task.lacks(other.needs) is None
         and (phase.runs_teachers or not other.needs.teachers)
         and not (isinstance(other, TermEntry) and not other.moves_student)
     ]

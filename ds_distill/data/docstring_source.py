@@ -31,7 +31,7 @@ class DocstringSource(Source):
                 "task.type=single-label, or other data."
             )
         labels = task.given_labels
-        if labels is not None and set(labels) != set(packages):
+        if labels and set(labels) != set(packages):
             odd = sorted(set(labels) ^ set(packages))[0]
             raise UserError(
                 f"task.labels: {odd!r} must stand both in task.labels and in "

@@ -87,11 +87,12 @@ class Source(ABC):
     def labels(self) -> list[str]:
         """Label names in the order of the class ids; none where the task has no classes. Raises
         UserError where it has, and they cannot be found."""
-        return self._label_names() if self.task.has_classes else []
+        given = self.task.given_labels
+        return self._label_names() if given is None else given
 
     @abstractmethod
     def _label_names(self) -> list[str]:
-        """Those of a task of classes."""
+        """Those of a task whose recipe does not give them."""
 
     @abstractmethod
     def _examples(self, split: str) -> datasets.Dataset:
@@ -203,7 +204,7 @@ class ReaderSource(Source):
         self._check_named_splits()
 
     def _label_names(self) -> list[str]:
-        return self.task.given_labels or self._declared_labels() or self._labels_in_train()
+        return self._declared_labels() or self._labels_in_train()
 
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():

@@ -36,9 +36,8 @@ class SplitFacts:
 def label_names(recipe: Recipe, task: TaskSettings) -> list[str]:
     """The labels of a task: the recipe's, or those of its data; none where it has no classes.
     Raises UserError where they cannot be read."""
-    if not task.has_classes:
-        return []
-    return task.given_labels or open_source(task, data_folder=recipe.data_folder).labels
+    given = task.given_labels
+    return open_source(task, data_folder=recipe.data_folder).labels if given is None else given
 
 
 def count_chosen(recipe: Recipe, phase: FineTune, labels: list[str]) -> int:

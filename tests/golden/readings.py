@@ -30,6 +30,7 @@ CLOCK = (
     "tokens_per_second",
     "peak_bytes",
     "saved",
+    "before",
 )
 """Keys that no two runs have alike."""
 

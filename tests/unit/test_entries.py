@@ -46,6 +46,7 @@ from ds_distill.recipe.phases.distil import Policy
 from ds_distill.recipe.policies import POLICIES, candidates
 from ds_distill.recipe.registry import KINDS
 from ds_distill.recipe.sources import SOURCES
+from ds_distill.recipe.tags import SPAN_TAGS
 from ds_distill.recipe.tasks import (
     TASKS,
     CharacterSpans,
@@ -85,20 +86,20 @@ def test_an_entry_is_whole(kind, name, entry):
 
 
 def test_two_facts_say_what_a_kind_of_task_is():
-    columns = ("rows", "predicts", "has_classes")
+    columns = ("rows", "predicts", "given_labels")
     facts = {
         settings: tuple(getattr(settings(data=Data(path="x")), column) for column in columns)
         for settings in [*(entry.settings for entry in TASKS.values()), Untagged]
     }
     assert facts == {
-        SingleLabel: ("text", "class", True),
-        MultiLabel: ("text", "labels", True),
-        Regression: ("text", "number", False),
-        TokenClassification: ("words", "tag", True),
-        Untagged: ("words", "nothing", False),
-        CharacterSpans: ("question", "tag", True),
-        ExtractiveQA: ("question", "span", False),
-        MaskedLM: ("text", "token", False),
+        SingleLabel: ("text", "class", None),
+        MultiLabel: ("text", "labels", None),
+        Regression: ("text", "number", []),
+        TokenClassification: ("words", "tag", None),
+        Untagged: ("words", "nothing", []),
+        CharacterSpans: ("question", "tag", SPAN_TAGS),
+        ExtractiveQA: ("question", "span", []),
+        MaskedLM: ("text", "token", []),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from ds_distill.recipe.data import Columns, Data
+from ds_distill.recipe.entry import Needs
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Section
@@ -40,14 +41,22 @@ class TaskSettings(Section):
     _location: str = PrivateAttr("task")
 
     @property
-    def has_classes(self) -> bool:
-        """Whether each example, or each of its words, has classes: expertise tables, experts and
-        class logits make sense."""
-        return self.predicts in ("class", "labels", "tag")
-
-    @property
     def given_labels(self) -> list[str] | None:
-        """Label names in the order of the class ids, where the recipe gives them."""
+        """Label names in the order of the class ids; none where neither examples nor words have
+        classes, and None where the data say which."""
+        return None if self.predicts in ("class", "labels", "tag") else []
+
+    def lacks(self, needs: Needs) -> tuple[str, str] | None:
+        """What a part does that such a task has nothing for, and what the task has; None where the
+        part is for such tasks."""
+        if needs.classes and self.given_labels == []:
+            return "works by class", "has no classes"
+        if needs.distributions and self.predicts == "number":
+            return "is of distributions over classes or tokens", "has numbers in their place"
+        if needs.every_token and self.predicts != "token":
+            return "is of every token of a text", "has other rows: what its labels are of"
+        if needs.numbers and self.predicts != "number":
+            return "is of numbers", "has none: models predict distributions"
         return None
 
     @property

@@ -21,7 +21,7 @@ class LabelledTask(TaskSettings):
 
     @property
     def given_labels(self) -> list[str] | None:
-        return self.labels
+        return self.labels or super().given_labels
 
     @field_validator("labels")
     @classmethod
