@@ -153,7 +153,7 @@ def windows_of_question(
         end = max(first + 1, int(np.sum(begins <= begins[first] + room)) - 1)
         while not fits(text := context[start : int(spans[begins[end] - 1, 1])]) and end > first + 1:
             end -= 1
-        if text and fits(text) and end > reached:
+        if text.strip() and fits(text) and end > reached:
             reached = end
             found.append((question, text, start))
         if end == len(begins) - 1:

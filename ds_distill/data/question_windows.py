@@ -204,7 +204,7 @@ class _Cutter:
                 window = self._between(question, spans, context, begins[first], begins[end])
             # What is between two cuts alone may be too long for a window: none has it. It may also
             # be white space, of which some tokenizers make tokens.
-            if window is not None and window.text and end > reached:
+            if window is not None and window.text.strip() and end > reached:
                 reached = end
                 yield window
             if end == len(begins) - 1:

@@ -148,10 +148,11 @@ def test_answers_come_back_to_the_same_characters(
 
 
 def test_no_window_is_of_white_space_alone(real: dict[str, Any]) -> None:
-    """RoBERTa's tokenizer makes tokens of it: where the text before them filled a window, they were
-    one more, without a text."""
+    """RoBERTa's tokenizer makes tokens of it: those between words, and where the text before them
+    filled a window, they were windows of their own."""
     tokenizer = real["roberta-base"]
-    for context in ("a." * pairs + "\u00a0" for pairs in range(21, 45)):
+    at_the_end = ["a." * pairs + "\u00a0" for pairs in range(21, 45)]
+    for context in (*at_the_end, "a b " * 5 + " " * 300 + "c d"):
         split = prepare(rows_of("Who?", context, None), tokenizer, 48, 8)
         assert all(text.strip() for text in split["text_b"])
         held = [(row["text"], row["text_b"], row["at"]) for row in split]
