@@ -60,9 +60,11 @@ def report(
     tables = list(side_tables(groups))
     say("\n\n".join(map(Table.text, tables)))
     write_json(output.with_suffix(".json"), groups)
-    sentences = [] if len(tables) == 1 else [
-        "The runs were judged on different examples, tasks or metrics: a table for each."
-    ]  # fmt: skip
+    sentences = (
+        []
+        if len(tables) == 1
+        else ["The runs were judged on different examples, tasks or metrics: a table for each."]
+    )
     write_text(output, page("Runs side by side", sentences, tables))
     say(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")
 

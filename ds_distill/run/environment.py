@@ -15,9 +15,15 @@ import torch
 import ds_distill
 
 PACKAGES = (
-    "torch", "deepspeed", "transformers", "datasets", "tokenizers", "numpy", "triton",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "numpy",
+    "triton",
     "flashdeberta",
-)  # fmt: skip
+)
 
 
 def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:

@@ -113,8 +113,9 @@ def most_at_a_time(
 def check_disk(folder: Path, most: Mapping[str, int], *, resume: bool) -> str:
     """The sentence that says what is needed and what is free. Raises UserError where the free space
     is not enough; a sweep that goes on has some of it already."""
-    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents]
-                 if parent.is_dir())  # fmt: skip
+    existing = next(
+        parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.is_dir()
+    )
     free, needed = shutil.disk_usage(existing).free, sum(most.values())
     kinds = ", ".join(f"{kind} {amount(size)}" for kind, size in most.items() if size)
     if needed > free and not resume:

@@ -107,8 +107,10 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
         student = results["student"] if record in as_shipped else None
         yield Evaluation(name, record, student, record is last, results["seconds"], file)
     if not found:
-        raise UserError(f"{folder}: this run has evaluated nothing. Evaluate its student: "
-                        f"ds-distill evaluate {folder} RECIPE --output FOLDER.")  # fmt: skip
+        raise UserError(
+            f"{folder}: this run has evaluated nothing. Evaluate its student: "
+            f"ds-distill evaluate {folder} RECIPE --output FOLDER."
+        )
 
 
 def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -148,12 +150,13 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
             "to_baseline": numbers["to_baseline"],
             "parameters": numbers["parameters"],
             "run_seconds": one.seconds,
-            "to_first": None if one is first and model == first.main
+            "to_first": None
+            if one is first and model == first.main
             else paired(one, model, first, first.main),
         }
         for one in group
         for model, numbers in one.record["models"].items()
-    ]  # fmt: skip
+    ]
     pairs = [
         {"runs": [a.run, b.run], "models": [a.main, b.main], **found}
         for a, b in combinations(group, 2)
@@ -203,12 +206,15 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
                     row["role"],
                     metric.shown_as(row["score"]),
                     difference_cell(metric, row["to_baseline"], row["score"]),
-                    "" if first else "not comparable" if to_first is None
+                    ""
+                    if first
+                    else "not comparable"
+                    if to_first is None
                     else difference_cell(metric, to_first, row["score"]),
                     f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "-",
                     duration(row["run_seconds"]),
                 ]
-            )  # fmt: skip
+            )
         heads = ["run", "model", "role", metric.title, "to the baseline", f"less {run} {model}"]
         count = f"{group['baseline']['examples']:,} examples of {group['split']}"
         title = f"{metric.heading()} on {count}"

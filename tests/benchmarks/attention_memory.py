@@ -65,17 +65,24 @@ class LargestMap(TorchDispatchMode):
 
 def config_of(model: str, length: int, attention: str) -> BertConfig:
     return BertConfig(
-        vocab_size=30522, hidden_size=1024, num_attention_heads=16, intermediate_size=4096,
-        num_hidden_layers=LAYERS[model], max_position_embeddings=max(512, length),
-        attn_implementation=attention, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=30522,
+        hidden_size=1024,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        num_hidden_layers=LAYERS[model],
+        max_position_embeddings=max(512, length),
+        attn_implementation=attention,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
 
 
 def ours(ids: torch.Tensor) -> Any:
     """A step of ours: a function of no arguments."""
     length = ids.shape[1]
-    student, teacher = (BertForMaskedLM(config_of(one, length, "sdpa"))
-                        for one in ("student", "teacher"))  # fmt: skip
+    student, teacher = (
+        BertForMaskedLM(config_of(one, length, "sdpa")) for one in ("student", "teacher")
+    )
     losses = {"attention_kl": {}, "relation_kl": {"of": ["values"]}}
     inputs = TermInputs(1024, {"teacher": 1024}, LAYERS["student"], {"teacher": LAYERS["teacher"]})
     bundle = Bundle(student, {"teacher": teacher.eval()}, build_terms(losses_of(losses), inputs))
@@ -96,21 +103,37 @@ def textbrewer(ids: torch.Tensor) -> Any:
     )
     at = (LAYERS["student"], LAYERS["teacher"])
     matches = [
-        {"feature": "attention", "loss": "attention_ce", "weight": 1,
-         "layer_S": at[0] - 1, "layer_T": at[1] - 1},
-        {"feature": "hidden", "loss": "mmd", "weight": 1,
-         "layer_S": [at[0]] * 2, "layer_T": [at[1]] * 2},
-    ]  # fmt: skip
+        {
+            "feature": "attention",
+            "loss": "attention_ce",
+            "weight": 1,
+            "layer_S": at[0] - 1,
+            "layer_T": at[1] - 1,
+        },
+        {
+            "feature": "hidden",
+            "loss": "mmd",
+            "weight": 1,
+            "layer_S": [at[0]] * 2,
+            "layer_T": [at[1]] * 2,
+        },
+    ]
 
     def adaptor(batch: dict[str, torch.Tensor], output: Any) -> dict[str, Any]:
-        return {"attention": output.attentions, "hidden": output.hidden_states,
-                "inputs_mask": batch["attention_mask"]}  # fmt: skip
+        return {
+            "attention": output.attentions,
+            "hidden": output.hidden_states,
+            "inputs_mask": batch["attention_mask"],
+        }
 
     distiller = rival.GeneralDistiller(
         rival.TrainingConfig(device="cpu", output_dir=tempfile.mkdtemp()),
         rival.DistillationConfig(intermediate_matches=matches),
-        teacher.eval(), student.train(), adaptor, adaptor,
-    )  # fmt: skip
+        teacher.eval(),
+        student.train(),
+        adaptor,
+        adaptor,
+    )
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     args = {"output_attentions": True, "output_hidden_states": True}
     return lambda: distiller.train_on_batch(batch, args)[0].backward()

@@ -82,9 +82,11 @@ def _knob(variant: Variant, batches: Sequence[Tensor], tail: TailShape, budget: 
     for _ in range(30):
         knob = (low + high) / 2
         sizes = torch.cat(
-            [_sizes(variant, _kept(variant, s, p, knob), b.shape[1])
-             for (s, p, _), b in zip(scored, batches, strict=True)]
-        )  # fmt: skip
+            [
+                _sizes(variant, _kept(variant, s, p, knob), b.shape[1])
+                for (s, p, _), b in zip(scored, batches, strict=True)
+            ]
+        )
         if (float(sizes.mean()) > budget) == more_is_larger:
             high = knob
         else:

@@ -33,8 +33,11 @@ ROUNDS, BARRIERS, LIMIT = 3, 10, 300.0
 
 def imported() -> dict[str, Any]:
     """Files that Python and the loader have read in this process."""
-    named = [getattr(module, name, None) for module in list(sys.modules.values())
-             for name in ("__file__", "__cached__")]  # fmt: skip
+    named = [
+        getattr(module, name, None)
+        for module in list(sys.modules.values())
+        for name in ("__file__", "__cached__")
+    ]
     modules = {name for name in named if isinstance(name, str) and os.path.isfile(name)}
     lines = Path("/proc/self/maps").read_text().splitlines()
     libraries = {line.split()[-1] for line in lines if ".so" in line.split()[-1]}

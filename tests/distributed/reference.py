@@ -86,10 +86,16 @@ def _make(task: str, name: str, more: int = 0) -> Any:
     config: Any = BertConfig(**sizes)
     if task == "other families" and name == "first":
         config = DebertaV2Config(
-            **sizes, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"],
-            position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
-            type_vocab_size=0, pooler_hidden_size=WIDTHS[name],
-        )  # fmt: skip
+            **sizes,
+            relative_attention=True,
+            position_buckets=8,
+            pos_att_type=["p2c", "c2p"],
+            position_biased_input=False,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            type_vocab_size=0,
+            pooler_hidden_size=WIDTHS[name],
+        )
     elif task == "other families" and name == "second":
         config = RobertaConfig(**sizes)
     return auto_class(task).from_config(config)

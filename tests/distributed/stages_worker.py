@@ -263,9 +263,13 @@ def main(folder: Path) -> None:
     for stage in range(4):
         run(f"switch_zero{stage}", "classification", folder, f"zero{stage}_fp32", batches="switch")
     run(
-        "switch_sharded_student", "classification", folder, "zero3_fp32", batches="switch",
+        "switch_sharded_student",
+        "classification",
+        folder,
+        "zero3_fp32",
+        batches="switch",
         resident=False,
-    )  # fmt: skip
+    )
     for stage in range(4):
         name, config = f"many_labels_zero{stage}", f"zero{stage}_fp32"
         run(name, "classification", folder, config, batches="many labels")
@@ -280,16 +284,24 @@ def main(folder: Path) -> None:
         name, config = f"attention_zero{stage}", f"zero{stage}_fp32"
         run(name, "masked-lm", folder, config, batches="attention")
     run(
-        "attention_sharded_student", "masked-lm", folder, "zero3_fp32", batches="attention",
+        "attention_sharded_student",
+        "masked-lm",
+        folder,
+        "zero3_fp32",
+        batches="attention",
         resident=False,
-    )  # fmt: skip
+    )
     for stage in range(4):
         name, config = f"grown_zero{stage}", f"zero{stage}_fp32"
         run(name, "masked-lm", folder, config, batches="grown")
     run(
-        "grown_sharded_student", "masked-lm", folder, "zero3_fp32", batches="grown",
+        "grown_sharded_student",
+        "masked-lm",
+        folder,
+        "zero3_fp32",
+        batches="grown",
         resident=False,
-    )  # fmt: skip
+    )
     for stage in (1, 3):
         name, config = f"tokens_zero{stage}", f"zero{stage}_fp32"
         run(name, "masked-lm", folder, config, batches="tokens")

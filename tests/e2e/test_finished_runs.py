@@ -56,8 +56,14 @@ def place(
         for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
             patch.setenv(name, command_environment[name])
         for name, epochs in {"short": 1, "long": 6}.items():
-            done = ds_distill("run", here / "toy.yaml", "--folder", here / name,
-                              f"training.epochs={epochs}", "training.keep=last")  # fmt: skip
+            done = ds_distill(
+                "run",
+                here / "toy.yaml",
+                "--folder",
+                here / name,
+                f"training.epochs={epochs}",
+                "training.keep=last",
+            )
             assert done.exit_code == 0, done.output
         yield here
 

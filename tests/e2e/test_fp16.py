@@ -118,8 +118,9 @@ def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_
         resumed = run(f"stop-{stop}", config, resume=True)
         assert weights(resumed) == weights(whole)
         keys = ("step", "loss", "loss_scale", "skipped", "learning_rate")
-        first, second = ([[one[key] for key in keys] for one in steps_of(each)]
-                         for each in (resumed, whole))  # fmt: skip
+        first, second = (
+            [[one[key] for key in keys] for one in steps_of(each)] for each in (resumed, whole)
+        )
         assert first == second
 
 

@@ -163,8 +163,14 @@ def test_check_refuses_what_would_mix_unlike_distributions(bench: Bench) -> None
         check_all(load_recipe(str(bench.recipe("mixed", maps, phases))))
     message = str(caught.value)
     assert "2 mistakes" in message
-    for part in ("distil.routing: average takes", "best takes", "first, second", "gate",
-                 "average with mix: losses", "random with mix: losses"):  # fmt: skip
+    for part in (
+        "distil.routing: average takes",
+        "best takes",
+        "first, second",
+        "gate",
+        "average with mix: losses",
+        "random with mix: losses",
+    ):
         assert part in message
 
 

@@ -144,9 +144,12 @@ def test_teachers_give_their_scores_in_transformers(
         file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         given = tokenizer(
-            [r["text"] for r in rows], truncation=True, max_length=48, padding=True,
+            [r["text"] for r in rows],
+            truncation=True,
+            max_length=48,
+            padding=True,
             return_tensors="pt",
-        )  # fmt: skip
+        )
         with torch.no_grad():
             best = model(**given).logits.argmax(dim=1).tolist()
         right = [model.config.id2label[b] == r["label"] for b, r in zip(best, rows, strict=True)]

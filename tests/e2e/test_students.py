@@ -98,9 +98,13 @@ def test_a_truncated_student_begins_with_parts_of_its_model(
     ]
     folder = run_here(made, tmp_path)
     start = load_model(
-        MASKED_LM, str(tiny_models["toy"]), new_head=True, layers=[1], truncated=True,
+        MASKED_LM,
+        str(tiny_models["toy"]),
+        new_head=True,
+        layers=[1],
+        truncated=True,
         config=student_config(load_recipe(tmp_path / "recipe.yaml")),
-    )  # fmt: skip
+    )
     student = AutoModelForMaskedLM.from_pretrained(folder / "student")
     for name, weight in student.named_parameters():
         apart = (weight - start.get_parameter(name)).abs().max()

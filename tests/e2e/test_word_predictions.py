@@ -59,12 +59,19 @@ def settings(
             {"fine-tune": {"models": ["other", "said"], "epochs": 2}},
             {"cache": {"splits": splits, "dtype": "float32"}},
             {"expertise": {"states": False}},
-            {"distil": {"split": "transfer", "epochs": 2, "teachers": "cached",
-                        "routing": ["average", "expertise"], "losses": {"kl": {}}}},
+            {
+                "distil": {
+                    "split": "transfer",
+                    "epochs": 2,
+                    "teachers": "cached",
+                    "routing": ["average", "expertise"],
+                    "losses": {"kl": {}},
+                }
+            },
             {"evaluate": {"split": "test"}},
         ],
         "deepspeed": "zero0_fp32",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.further
@@ -145,8 +152,10 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
         tmp_path, [{"tokens": words, "tags": ["O"] * len(words)} for words in lists]
     )
     given = [draw.normal(size=(len(words), len(TOY_TAGS))).round(3) for words in lists[:2]]
-    lines = [{"tokens": words, "logits": logits.tolist()}
-             for words, logits in zip(lists[:2], given, strict=True)]  # fmt: skip
+    lines = [
+        {"tokens": words, "logits": logits.tolist()}
+        for words, logits in zip(lists[:2], given, strict=True)
+    ]
     source = open_source(task, tmp_path / "cache")
     found = open_predictions(written(file, lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
@@ -179,8 +188,10 @@ def task_of(folder: Path, rows: list[dict[str, Any]], **columns: str) -> tuple[P
 
 
 def opened(folder: Path, lines: list[dict[str, Any]], **columns: str) -> FilePredictions:
-    rows = [{"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
-            {"tokens": ["rice"], "tags": ["B-food"], "key": "two"}]  # fmt: skip
+    rows = [
+        {"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
+        {"tokens": ["rice"], "tags": ["B-food"], "key": "two"},
+    ]
     file, task = task_of(folder, rows, **columns)
     source = open_source(task, folder / "cache")
     return open_predictions(written(file, lines), source, ["train"])
@@ -211,8 +222,10 @@ def test_each_form_is_read(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     rows = [{"text": "a cat", "spans": spans}, {"text": "rice", "spans": []}]
     file, task = task_of(tmp_path / "texts", rows)
-    lines = [{"text": "a cat", "predicted": spans, "confidence": 0.8},
-             {"text": "rice", "predicted": ["B-food"]}]  # fmt: skip
+    lines = [
+        {"text": "a cat", "predicted": spans, "confidence": 0.8},
+        {"text": "rice", "predicted": ["B-food"]},
+    ]
     found = open_predictions(written(file, lines), open_source(task, tmp_path / "cache"))
     assert logits_of(found, ["a", "cat"])[1].tolist() == pytest.approx(
         [rest, sure, rest, rest, rest]
@@ -231,10 +244,13 @@ def test_each_form_is_read(tmp_path: Path) -> None:
         ({"tokens": "a", "predicted": ["O"]}, "'tokens' must be a list of words"),
         ({"tokens": ["a"], "logits": [[1, 2]]}, "word 0: 'logits' must be an object"),
         ({"key": 1, "predicted": ["O"]}, "'predicted' is of 1 words, and there are 2"),
-        ({"words": ["a"], "predicted": ["O"]}, "no column 'tokens', in which the task's words are, "
-         "and no 'key', in which their ids are"),
+        (
+            {"words": ["a"], "predicted": ["O"]},
+            "no column 'tokens', in which the task's words are, "
+            "and no 'key', in which their ids are",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_refused_where_they_stand(
     tmp_path: Path, line: dict[str, Any], message: str
 ) -> None:

@@ -103,14 +103,20 @@ def targets(folder: Path) -> dict[str, Target]:
         "data in JSON": data_target(
             folder / "of-data",
             small,
-            {"train.jsonl": lines, "validation.jsonl": lines, "test.jsonl": lines,
-             "labels.json": b'["cat", "dog"]'},
+            {
+                "train.jsonl": lines,
+                "validation.jsonl": lines,
+                "test.jsonl": lines,
+                "labels.json": b'["cat", "dog"]',
+            },
         ),
         "data in tables": data_target(
             folder / "of-tables",
             small,
-            {"train.csv": b"text,label\n" + table,
-             "test.tsv": b"text\tlabel\n" + table.replace(b",", b"\t")},
+            {
+                "train.csv": b"text,label\n" + table,
+                "test.tsv": b"text\tlabel\n" + table.replace(b",", b"\t"),
+            },
         ),
         "models": model_target(folder / "of-models", classifier),
         "models in shards": sharded_model_target(folder / "of-shards", classifier),
@@ -120,7 +126,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "finished runs": finished_target(folder / "of-finished", finished_run(folder / "finished")),
         "locks": lock_target(folder / "of-locks"),
         "checkpoints": checkpoint_target(folder / "of-checkpoints"),
-    }  # fmt: skip
+    }
 
 
 def finished_run(folder: Path) -> Path:
@@ -136,9 +142,17 @@ def finished_run(folder: Path) -> Path:
     run.create(Recipe.model_validate(recipe), describe_environment(1, "cpu"))
     write_json(run.record(0, "evaluate"), EVALUATION)
     environment = describe_environment(1, "cpu")
-    results = {"run": "finished", "student": None, "task": "task", "seconds": 1.0, "uses": [],
-               "phases": [EVALUATION], "environment": environment, "verdict": "level",
-               "description": ""}  # fmt: skip
+    results = {
+        "run": "finished",
+        "student": None,
+        "task": "task",
+        "seconds": 1.0,
+        "uses": [],
+        "phases": [EVALUATION],
+        "environment": environment,
+        "verdict": "level",
+        "description": "",
+    }
     write_json(run.results, results)
     logits, labels = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]], np.array([0, 1, 0, 1])
     predictions = {"s": ClassPredictions(logits, labels)}

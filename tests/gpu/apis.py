@@ -19,14 +19,24 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("apis.txt")
 FILES = (
-    "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/**/*.py",
-    "tests/benchmarks/*.py", "tests/gpu/*.py", "tests/kernels/*.py",
-)  # fmt: skip
+    "ds_distill/**/*.py",
+    "kernels/ds_kernels/*.py",
+    "kernels/benchmarks/**/*.py",
+    "tests/benchmarks/*.py",
+    "tests/gpu/*.py",
+    "tests/kernels/*.py",
+)
 EXPORT = ROOT / "ds_distill" / "export"
 """Not on a GPU, and its transformers is newer."""
 PACKAGES = (
-    "torch", "triton", "deepspeed", "transformers", "liger_kernel", "textbrewer", "flashdeberta",
-)  # fmt: skip
+    "torch",
+    "triton",
+    "deepspeed",
+    "transformers",
+    "liger_kernel",
+    "textbrewer",
+    "flashdeberta",
+)
 _SHARED = {"tl": "triton.language", "triton": "triton"}
 """Names that the kernels take from a module of their own, where Triton may be missing."""
 

@@ -26,9 +26,21 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 SHOWN = (
-    "torch", "triton", "deepspeed", "transformers", "tokenizers", "huggingface_hub", "accelerate",
-    "datasets", "numpy", "pyarrow", "pydantic", "flashdeberta", "liger-kernel", "textbrewer",
-)  # fmt: skip
+    "torch",
+    "triton",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "flashdeberta",
+    "liger-kernel",
+    "textbrewer",
+)
 NEEDED_BYTES = 45 * 10**9
 """Of GPU memory, for the largest problem of the kernels' benchmark with its float64 oracle."""
 
@@ -71,8 +83,10 @@ def gpu() -> str:
     query = "name,memory.total,memory.used,driver_version,clocks.sm,power.limit"
     done = subprocess.run(
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-        capture_output=True, text=True, timeout=20,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
     free, total = torch.cuda.mem_get_info()
     outputs = (
         f"{done.stdout.strip() or 'nvidia-smi says nothing'}; CUDA {torch.version.cuda}, "

@@ -108,9 +108,13 @@ def running(
     """Python in a process group of its own, which ends with the block: its children too."""
     with nullcontext() if log is None else log.open("a") as file:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=environment, stdout=file,
-            stderr=None if file is None else subprocess.STDOUT, process_group=0,
-        )  # fmt: skip
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=file,
+            stderr=None if file is None else subprocess.STDOUT,
+            process_group=0,
+        )
         try:
             yield process
         finally:

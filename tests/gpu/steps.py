@@ -81,9 +81,14 @@ def _kernel_steps(folder: Path, toy: bool) -> list[Step]:
 
 
 def _tests(
-    folder: Path, name: str, limit: int, least: int, device: str, chosen: str,
+    folder: Path,
+    name: str,
+    limit: int,
+    least: int,
+    device: str,
+    chosen: str,
     where: str = "tests/kernels",
-) -> Step:  # fmt: skip
+) -> Step:
     command = ["-m", "pytest", "-q", where, "-m", "not slow", "-k", chosen]
     command += [f"--junitxml={folder / name}.xml", "-p", "no:cacheprovider"]
     for elsewhere in ("test_interpreter.py", "test_gpu_compile.py", "test_torch_compile.py"):
@@ -144,21 +149,37 @@ def _model_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> list[S
     paths = ["live", "textbrewer", "cached", "labels"]
     return [
         # Four rounds of three paths: seconds each, but DeBERTa padded to 512.
-        Step("teacher-speed", 240, 60, "teacher-speed.json",
-             [f"{MODELS}/teacher_speed.py", "--resume", *read,
-              *(few if toy else ["--examples", "2048", "--rounds", "2"]),
-              "--output", str(folder / "teacher-speed.json")]),
+        Step(
+            "teacher-speed",
+            240,
+            60,
+            "teacher-speed.json",
+            [
+                f"{MODELS}/teacher_speed.py",
+                "--resume",
+                *read,
+                *(few if toy else ["--examples", "2048", "--rounds", "2"]),
+                "--output",
+                str(folder / "teacher-speed.json"),
+            ],
+        ),
         # Models written once, then each path in a process: import, load, 23 steps, larger batches.
         _distillation(folder, "step-classification", 300, 150, "classification", paths, toy),
         _distillation(folder, "step-masked-lm", 240, 100, "masked-lm", paths, toy),
         _one_engine(folder, 3, toy),
-    ]  # fmt: skip
+    ]
 
 
 def _distillation(
-    folder: Path, name: str, limit: int, least: int, task: str, paths: list[str], toy: bool,
+    folder: Path,
+    name: str,
+    limit: int,
+    least: int,
+    task: str,
+    paths: list[str],
+    toy: bool,
     config: str = "zero0_auto",
-) -> Step:  # fmt: skip
+) -> Step:
     file = folder / f"{name}.json"
     command = [f"{MODELS}/distillation_step.py", "--resume", "--task", task]
     command += ["--config", config, "--output", str(file), "--paths", *paths]
@@ -265,17 +286,43 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
     calls = ["--layers", "2", "--hidden", "64", "--sizes", "2", "--length", "16"] if toy else []
     made = [
         # 7 times the kit's texts are 40 MB: half a minute to ask, and as long to build.
-        Step("cache-build", 300, 110, "cache-build.json",
-             [f"{MODELS}/build_speed.py", *read, *text,
-              "--output", str(folder / "cache-build.json")]),
+        Step(
+            "cache-build",
+            300,
+            110,
+            "cache-build.json",
+            [
+                f"{MODELS}/build_speed.py",
+                *read,
+                *text,
+                "--output",
+                str(folder / "cache-build.json"),
+            ],
+        ),
         # Per teacher a model to make, a layer to compile, and 10 passes three ways at four sizes.
-        Step("teacher-calls", 200, 70, "teacher-calls.json",
-             [f"{MODELS}/teacher_calls.py", "--resume", *calls,
-              "--output", str(folder / "teacher-calls.json")],
-             lambda folder: calls_beside_plain(folder / "teacher-calls.json")),
+        Step(
+            "teacher-calls",
+            200,
+            70,
+            "teacher-calls.json",
+            [
+                f"{MODELS}/teacher_calls.py",
+                "--resume",
+                *calls,
+                "--output",
+                str(folder / "teacher-calls.json"),
+            ],
+            lambda folder: calls_beside_plain(folder / "teacher-calls.json"),
+        ),
         replace(
             _distillation(
-                folder, "two-engines", 240, 120, "classification", ["live", "two-engines"], toy,
+                folder,
+                "two-engines",
+                240,
+                120,
+                "classification",
+                ["live", "two-engines"],
+                toy,
                 "zero3_auto",
             ),
             check=lambda folder: (
@@ -285,11 +332,23 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
         _one_engine(folder, 1, toy),
         _tests(folder, "tests-packed", 120, 45, "packed", "packed", packed),
         # Per teacher five models of 24 layers, two of them asked in fp32.
-        Step("packed-fidelity", 300, 90, "packed-fidelity.json",
-             [f"{MODELS}/packed_fidelity.py", "--resume", *read, *few,
-              "--output", str(folder / "packed-fidelity.json")], timed=False),
+        Step(
+            "packed-fidelity",
+            300,
+            90,
+            "packed-fidelity.json",
+            [
+                f"{MODELS}/packed_fidelity.py",
+                "--resume",
+                *read,
+                *few,
+                "--output",
+                str(folder / "packed-fidelity.json"),
+            ],
+            timed=False,
+        ),
         _tests(folder, "tests-others", 200, 60, device, f"{device} and not ({done})"),
-    ]  # fmt: skip
+    ]
     for op in ("masked_cosine", "attention_kl", "relation_kl"):
         made.append(_benchmark(folder, f"benchmark-{op}", 150, op, toy))
     return [*made, _benchmark(folder, "benchmark-all-dtypes", 540, "", toy)]

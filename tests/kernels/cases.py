@@ -20,12 +20,23 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() and not INTERPRETED else 
 MODULES = {
     name: importlib.import_module(f"ds_kernels.{name}")
     for name in (
-        "_shared", "masked_kl", "masked_cosine", "linear_kl", "topk_kl", "attention_kl",
-        "relation_kl", "_rows", "_rows_reference", "_topk", "_topk_reference", "_scores",
-        "_scores_reference", "_projections",
+        "_shared",
+        "masked_kl",
+        "masked_cosine",
+        "linear_kl",
+        "topk_kl",
+        "attention_kl",
+        "relation_kl",
+        "_rows",
+        "_rows_reference",
+        "_topk",
+        "_topk_reference",
+        "_scores",
+        "_scores_reference",
+        "_projections",
         "_divergences",
     )
-}  # fmt: skip
+}
 V = 37  # three interpreter tiles, the last one ragged
 SHARED = 29  # of these, columns that vocabularies of unlike sizes have in common
 K = 5
@@ -72,9 +83,14 @@ class Case:
         return mask[:, None, :] if self.scores else mask
 
     def wanted(
-        self, student: Tensors, teacher: Tensors, mask: Tensor, temperature: float = 1.0,
-        weight: float = 1.0, tolerance: float = 0.0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        student: Tensors,
+        teacher: Tensors,
+        mask: Tensor,
+        temperature: float = 1.0,
+        weight: float = 1.0,
+        tolerance: float = 0.0,
+    ) -> Tensor:
         """Row losses in the dtype of the inputs, 0 where not counted."""
         if self.scores:
             rows = self.rows(student, teacher, mask)
@@ -253,9 +269,12 @@ LAYER_COSINE = Case(
     tempered=False,
 )
 NESTED = Case(
-    "linear_kl_entries", _nested_heads, _linear(ds_kernels.linear_kl, SHARED), _shared_rows,
+    "linear_kl_entries",
+    _nested_heads,
+    _linear(ds_kernels.linear_kl, SHARED),
+    _shared_rows,
     equal=False,
-)  # fmt: skip
+)
 ATTENTION = Case(
     "attention", _scores, _attention, _score_rows, tempered=False, scores=True, equal=False
 )

@@ -89,9 +89,10 @@ def test_infinite_logits_in_both(op, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    "op", [ds_kernels.masked_kl, ds_kernels.masked_js, ds_kernels.masked_tv],
+    "op",
+    [ds_kernels.masked_kl, ds_kernels.masked_js, ds_kernels.masked_tv],
     ids=lambda op: op.__name__,
-)  # fmt: skip
+)
 def test_infinite_logits_in_the_teacher(op, device: torch.device) -> None:
     torch.manual_seed(0)
     teacher, student = (torch.randn(2, 37, device=device) for _ in range(2))
@@ -255,8 +256,10 @@ def test_topk_of_every_column_is_the_full_divergence(device: torch.device) -> No
     nothing = torch.full((3,), -INF, device=device)
     ours = both(
         lambda s, t, **o: ds_kernels.topk_kl(s, log_probs, ids, nothing, **o),
-        student, teacher, temperature=2.0,
-    )  # fmt: skip
+        student,
+        teacher,
+        temperature=2.0,
+    )
     full = both(ds_kernels.masked_kl, student, teacher, temperature=2.0)
     for a, b in zip(ours, full, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -389,9 +392,12 @@ def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
 
 
 @settings(
-    max_examples=12 if INTERPRETED else 150, deadline=None, derandomize=True, database=None,
+    max_examples=12 if INTERPRETED else 150,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 @given(_problems())
 def test_any_shape_mask_stride_and_scale(problem) -> None:
     student, teacher, mask, temperature, tolerance = problem
@@ -523,9 +529,14 @@ def test_few_logits_in_plain_torch() -> None:
         losses = plain(leaf, teacher, mask, temperature, 1.5, tolerance)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         wanted, wanted_gradient = both(
-            ds_kernels.masked_kl, student, teacher, mask=mask, temperature=temperature,
-            weight=1.5, tolerance=tolerance,
-        )  # fmt: skip
+            ds_kernels.masked_kl,
+            student,
+            teacher,
+            mask=mask,
+            temperature=temperature,
+            weight=1.5,
+            tolerance=tolerance,
+        )
         torch.testing.assert_close(losses.detach(), wanted)
         torch.testing.assert_close(gradient, wanted_gradient)
 

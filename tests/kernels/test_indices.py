@@ -82,13 +82,17 @@ def test_repeated_indices_of_linear_kl_in_chunks(
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @settings(
-    max_examples=60, deadline=None, derandomize=True, database=None,
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 @given(
-    st.sampled_from(ROW_CASES), st.lists(st.integers(0, 5), min_size=1, max_size=9),
+    st.sampled_from(ROW_CASES),
+    st.lists(st.integers(0, 5), min_size=1, max_size=9),
     st.integers(0, 99),
-)  # fmt: skip
+)
 def test_any_indices(case: Case, rows: list[int], seed: int) -> None:
     check_repeats(case, rows, torch.device("cpu"), seed)
 

@@ -78,10 +78,19 @@ def test_a_slot_takes_the_gradients_of_other_losses(
         hidden, weight, bias, *teacher = made(dtype, device)
         losses, slot = linear_cross_entropy(hidden, weight, labels, student_bias=bias)
         for rows in (None, other_rows):
-            losses = losses + op(  # type: ignore[operator]
-                hidden, weight, *teacher[:2], rows, student_bias=bias, teacher_bias=teacher[2],
-                entries=entries, slot=slot if with_slot else None,
-            )  # fmt: skip
+            losses = (
+                losses
+                + op(  # type: ignore[operator]
+                    hidden,
+                    weight,
+                    *teacher[:2],
+                    rows,
+                    student_bias=bias,
+                    teacher_bias=teacher[2],
+                    entries=entries,
+                    slot=slot if with_slot else None,
+                )
+            )
         losses.sum().backward()
         assert weight.grad is not None and weight.grad.is_contiguous()
         found.append([losses.detach(), hidden.grad, weight.grad, bias.grad])

@@ -27,8 +27,10 @@ def run(version: str, folder: Path) -> int:
     subprocess.run([*install, f"triton=={version}"], check=True)
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     Path(site, "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels"), "OMP_NUM_THREADS": "1"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")

@@ -49,10 +49,14 @@ def tables(found: dict[str, Any]) -> str:
         if other in runs:
             text += "\n" + _differences(runs, other)
     places = [one["environment"] for one in found["runs"]]
-    machines = " and ".join(sorted({
-        f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
-        for where in places
-    }))  # fmt: skip
+    machines = " and ".join(
+        sorted(
+            {
+                f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
+                for where in places
+            }
+        )
+    )
     dates = sorted({where["dates"][-1].partition("T")[0] for where in places})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     file = f"results/{RESULTS.name}"
@@ -91,8 +95,11 @@ def _differences(runs: dict[str, dict[int, Record]], other: str) -> str:
             continue
         cells = []
         for read, form, times in MEASURES.values():
-            pairs = [(read(one), read(runs[other][seed])) for seed, one in by_seed.items()
-                     if seed in runs[other]]  # fmt: skip
+            pairs = [
+                (read(one), read(runs[other][seed]))
+                for seed, one in by_seed.items()
+                if seed in runs[other]
+            ]
             apart = [times * (a - b) for a, b in pairs if a is not None and b is not None]
             cells.append(_difference(apart, form))
         text += row([f"`{name}`", *cells])

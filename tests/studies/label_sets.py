@@ -97,12 +97,19 @@ def student_recipe(
                     **how,
                 }
             },
-            {"fine-tune": {"models": "student", "save_as": "labels-only", "split": "routing",
-                           **how, "epochs": 3 * how["epochs"]}},
+            {
+                "fine-tune": {
+                    "models": "student",
+                    "save_as": "labels-only",
+                    "split": "routing",
+                    **how,
+                    "epochs": 3 * how["epochs"],
+                }
+            },
             {"evaluate": {"split": "test"}},
         ],
         "deepspeed": "zero0_fp32",
-    }  # fmt: skip
+    }
 
 
 def write_data(study: StudySet, shared: Path, data: Path) -> None:

@@ -98,8 +98,15 @@ def compared() -> Iterator[Compared]:
 
 
 def main() -> None:
-    heads = ["run", "teachers agree", "any teacher, to the average", "target, to the average's",
-             "chosen", "its student, to the average's", "as it said"]  # fmt: skip
+    heads = [
+        "run",
+        "teachers agree",
+        "any teacher, to the average",
+        "target, to the average's",
+        "chosen",
+        "its student, to the average's",
+        "as it said",
+    ]
     rows = [one.cells() for one in compared()]
     text = row(heads) + row(["---"] * len(heads)) + "".join(map(row, rows))
     right = sum(cells[-1] == "yes" for cells in rows)

@@ -143,11 +143,13 @@ def test_no_loss_has_all_maps_in_memory(name: str) -> None:
     shape = (8, 16, 256, 16)
     own, other = (
         AttentionInputs(
-            *(torch.randn(shape, requires_grad=trains) for _ in range(2)), None, 0.3,
+            *(torch.randn(shape, requires_grad=trains) for _ in range(2)),
+            None,
+            0.3,
             torch.ones(shape[0], shape[2], dtype=torch.bool),
         )
         for trains in (True, False)
-    )  # fmt: skip
+    )
     settings = {"maps": ("attention_mse", {"of": "maps"})}.get(name, (name, {}))
     [term] = build_terms(losses_of(dict([settings])), TermInputs(32, {"t": 64})).values()
 
@@ -223,10 +225,17 @@ def test_textbrewers_losses() -> None:
 def masked_lm(layers: int, seed: int, attention: str = "eager") -> BertForMaskedLM:
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=layers, num_attention_heads=HEADS,
-        intermediate_size=32, max_position_embeddings=16, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, initializer_range=0.3, attn_implementation=attention,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.3,
+        attn_implementation=attention,
+    )
     return BertForMaskedLM(config)
 
 

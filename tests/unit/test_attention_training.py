@@ -45,9 +45,14 @@ LENGTHS = [9, 4, 12, 7]
 def masked_lm(layers: int, seed: int) -> BertForMaskedLM:
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=16, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+    )
     return BertForMaskedLM(config)
 
 

@@ -291,9 +291,14 @@ def test_missing_records_and_variants_are_never_read(block_rows, schemas, tmp_pa
 
 @pytest.mark.parametrize(
     ("what", "value"),
-    [("weights", "w2"), ("tokenizer", "t2"), ("max_length", 64), ("labels", ["b", "a"]),
-     ("dtype", "bfloat16")],
-)  # fmt: skip
+    [
+        ("weights", "w2"),
+        ("tokenizer", "t2"),
+        ("max_length", 64),
+        ("labels", ["b", "a"]),
+        ("dtype", "bfloat16"),
+    ],
+)
 def test_a_changed_fingerprint_is_refused_with_both_values(cache, what, value):
     reader = CacheReader(cache[0])
     reader.check("first", PRINT)

@@ -68,8 +68,7 @@ def die_at_call(count: int, draw: random.Random) -> None:
 
         return run
 
-    for name in ("pwrite", "fdatasync", "fsync", "replace", "mkdir", "unlink",
-                 "rmdir", "rename"):  # fmt: skip
+    for name in ("pwrite", "fdatasync", "fsync", "replace", "mkdir", "unlink", "rmdir", "rename"):
         setattr(os, name, counted(getattr(os, name)))
 
 

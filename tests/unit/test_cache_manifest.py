@@ -56,7 +56,7 @@ FORGED = [
     (at("teachers", "t", "signals"), {"dtype": "float16", "classes": 0}),
     (at("teachers", "t", "signals"), {"dtype": "object", "classes": 3}),
     (at("teachers", "t", "signals"), {"dtype": "float16", "classes": 3, "mask_variants": 0}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", range(len(FORGED)))

@@ -160,8 +160,11 @@ def test_nothing_else_is_kept() -> None:
         with torch.no_grad():
             signals = read_signals(model, given, reads)
         size = max(LENGTHS) * len(LENGTHS) * SIZES["hidden_size"]
-        found = {t.untyped_storage().data_ptr() for t in gc.get_objects()
-                 if type(t) is torch.Tensor and t.numel() == size}  # fmt: skip
+        found = {
+            t.untyped_storage().data_ptr()
+            for t in gc.get_objects()
+            if type(t) is torch.Tensor and t.numel() == size
+        }
         assert signals.attention or not reads.attention
         return len(found)
 

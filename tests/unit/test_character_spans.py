@@ -240,8 +240,12 @@ def test_answers_are_read_in_every_form(tmp_path: Path) -> None:
     split = written(tmp_path / "data", ROWS)
     found = [[(a["start"], a["start"] + len(a["text"])) for a in row["answers"]] for row in split]
     assert found == RIGHT
-    assert all(CONTEXT[a:b] == a_["text"] for row in split for a_ in row["answers"]
-               for a, b in [(a_["start"], a_["start"] + len(a_["text"]))])  # fmt: skip
+    assert all(
+        CONTEXT[a:b] == a_["text"]
+        for row in split
+        for a_ in row["answers"]
+        for a, b in [(a_["start"], a_["start"] + len(a_["text"]))]
+    )
     task = CharacterSpans(data={"path": str(tmp_path / "data")})
     source = open_source(task, cache_folder=tmp_path / "cache")
     assert source.labels == SPAN_TAGS
@@ -363,8 +367,12 @@ def marks(spans: list[list[tuple[int, int]]], texts: list[str]) -> np.ndarray:
     return np.concatenate(found)
 
 
-METRICS = {"character_f1": CharacterF1, "character_precision": CharacterPrecision,
-           "character_recall": CharacterRecall, "span_f1": SpanF1}  # fmt: skip
+METRICS = {
+    "character_f1": CharacterF1,
+    "character_precision": CharacterPrecision,
+    "character_recall": CharacterRecall,
+    "span_f1": SpanF1,
+}
 
 
 def values(found: SpanPredictions) -> dict[str, float]:
@@ -471,9 +479,13 @@ def test_policies_are_compared_by_the_characters_of_their_targets(
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}
     found = compare(
-        signals, examples.labels, examples.keys, SPAN_TAGS, words=examples.words,
+        signals,
+        examples.labels,
+        examples.keys,
+        SPAN_TAGS,
+        words=examples.words,
         group_keys=examples.keys,
-    )  # fmt: skip
+    )
     assert (found.over, found.metric, found.examples) == ("characters", "character_f1", 20)
     metric = CharacterF1(CharacterF1.Settings(), SPAN_TAGS)
     for name, of_teacher in signals.items():

@@ -362,9 +362,11 @@ def test_folds_of_unlike_splits_are_refused(root):
 
 def test_data_by_name(root):
     by_name = SingleLabel.model_validate(
-        {"data": {"path": "data:own", "splits": {"a": {"path": "data:other/dev.jsonl"}}},
-         "labels": ["true", "false", "maybe"]}
-    )  # fmt: skip
+        {
+            "data": {"path": "data:own", "splits": {"a": {"path": "data:other/dev.jsonl"}}},
+            "labels": ["true", "false", "maybe"],
+        }
+    )
     source = opened(by_name, root, data_folder=str(root))
     assert source.read("a")["label"][:] == [0, 1, 2, 0]
     with pytest.raises(UserError, match=r"train.jsonl:1: label 'yes'"):
@@ -402,7 +404,7 @@ BOOLQ = {"path": "data:boolq", "split": "dev"}
         ({**BOOLQ, "randomise": {}}, []),
         ({"path": "data:pubmedqa", "labels": {"no": "no", "yes": "yes", "maybe": None}}, None),
     ],
-)  # fmt: skip
+)
 def test_transfer_sets_of_real_data(transfer, counts, shared_data, tmp_path):
     task = SingleLabel.model_validate(
         {

@@ -76,9 +76,11 @@ def test_a_lone_point_is_seen_and_equal_ones_are_in_the_middle(count):
     line = found[0].panels[1].lines[0]
     assert line.drawn.split()[-1] == f"{WIDTH:.1f},{HEIGHT / 2:.1f}"
     assert line.dot == ((f"{WIDTH:.1f}", f"{HEIGHT / 2:.1f}") if count == 1 else None)
-    page = environment().get_template("curves.html.jinja").render(
-        trainings=found, width=WIDTH, height=HEIGHT
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("curves.html.jinja")
+        .render(trainings=found, width=WIDTH, height=HEIGHT)
+    )
     assert (page.count("<circle"), page.count("<polyline")) == (2 - count, count)
 
 

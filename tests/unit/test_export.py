@@ -35,18 +35,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": SMALL,
     "roberta": {**SMALL, "pad_token_id": 1},
     "electra": {**SMALL, "embedding_size": 16},
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64,
-                   "vocab_size": VOCABULARY},
+    "distilbert": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 64,
+        "vocab_size": VOCABULARY,
+    },
     "deberta-v2": {
-        **SMALL, "relative_attention": True, "position_buckets": 64, "norm_rel_ebd": "layer_norm",
-        "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
-        "max_relative_positions": -1, "type_vocab_size": 0,
+        **SMALL,
+        "relative_attention": True,
+        "position_buckets": 64,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "max_relative_positions": -1,
+        "type_vocab_size": 0,
     },
     "modernbert": {
-        **SMALL, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 3,
+        **SMALL,
+        "num_hidden_layers": 4,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "global_attn_every_n_layers": 3,
     },
-}  # fmt: skip
+}
 
 further = pytest.mark.further
 CASES = [

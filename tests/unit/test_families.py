@@ -107,9 +107,9 @@ def test_the_head_at_rows_is_the_models_own(family: str, more: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("teacher", "student"), [("mobilebert", "modernbert"), ("modernbert", "eurobert"),
-                             ("eurobert", "mobilebert")]
-)  # fmt: skip
+    ("teacher", "student"),
+    [("mobilebert", "modernbert"), ("modernbert", "eurobert"), ("eurobert", "mobilebert")],
+)
 def test_losses_through_a_head_are_those_on_the_models_logits(teacher: str, student: str) -> None:
     """Cross-entropy and KL, and the gradient of each weight of the student."""
     more: dict[str, dict[str, object]] = {"mobilebert": {"embedding_size": 8}}

@@ -479,9 +479,13 @@ def test_names_are_found_in_source(tmp_path):
     )
     lines = apis.lines(apis.used([tmp_path / "a.py"]))
     assert lines == [
-        "torch.cuda.no_such_thing", "torch.nn", "torch.nn.Linear",
-        "torch.nn.functional.pad(value)", "triton.jit", "triton.language.load(mask)",
-    ]  # fmt: skip
+        "torch.cuda.no_such_thing",
+        "torch.nn",
+        "torch.nn.Linear",
+        "torch.nn.functional.pad(value)",
+        "triton.jit",
+        "triton.language.load(mask)",
+    ]
     assert apis.fault("torch.cuda.no_such_thing") == (
         "torch.cuda.no_such_thing: torch.cuda has no no_such_thing"
     )

@@ -328,12 +328,15 @@ def test_rows_of_another_type_are_refused(cache):
         "wide": forged_index(row=pa.array(np.arange(12))),
         "null": forged_index(row=pa.array([None, *range(11)], pa.uint32())),
         "more": forged_index(more=pa.array(np.arange(12))),
-        "short": forged_index(key_hi=pa.array(KEYS[:5, 0]), key_lo=pa.array(KEYS[:5, 1]),
-                              row=pa.array(range(5), pa.uint32())),
+        "short": forged_index(
+            key_hi=pa.array(KEYS[:5, 0]),
+            key_lo=pa.array(KEYS[:5, 1]),
+            row=pa.array(range(5), pa.uint32()),
+        ),
         "no stream": b"ARROW1\0\0" * 10,
         "no batch": pa.ipc.new_stream(sink := pa.BufferOutputStream(), SCHEMA).close()
         or sink.getvalue().to_pybytes(),
-    }  # fmt: skip
+    }
     for name, forged in content.items():
         shutil.copytree(cache, copy := cache.with_name(name))
         forge_index(copy, lambda _, forged=forged: forged)

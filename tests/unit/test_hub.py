@@ -144,8 +144,12 @@ def test_every_command_is_offline_before_the_hubs_client_is_there(
     del asked["HF_HUB_OFFLINE"]
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        env=asked, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        env=asked,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     states = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
     assert states == [[command[0], "True"] for command in commands], done.stderr
     assert done.stderr.count("127.0.0.1 cannot be reached") == len(commands), done.stderr

@@ -74,8 +74,12 @@ def text(number: int, draw: random.Random) -> str:
 
 
 def ticket(number: int, draw: random.Random) -> dict[str, Any]:
-    return {"ticket": f"T{number}", "Body": text(number, draw), "queue": TOY_LABELS[number % 3],
-            "minutes": number * 0.5}  # fmt: skip
+    return {
+        "ticket": f"T{number}",
+        "Body": text(number, draw),
+        "queue": TOY_LABELS[number % 3],
+        "minutes": number * 0.5,
+    }
 
 
 def question(number: int, draw: random.Random) -> dict[str, Any]:

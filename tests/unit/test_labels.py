@@ -94,8 +94,9 @@ def test_each_label_gets_the_output_that_is_given_for_it(data: st.DataObject) ->
     found = columns(names, labels, {key: written[key] for key in order})
     wanted = [outputs[at] for at in range(len(labels))]
     assert found == (None if wanted == list(range(len(names))) else wanted)
-    text = yaml.safe_dump({"model": "m", "labels": {int(k) if k.isdigit() else k: written[k]
-                                                    for k in order}})  # fmt: skip
+    text = yaml.safe_dump(
+        {"model": "m", "labels": {int(k) if k.isdigit() else k: written[k] for k in order}}
+    )
     assert Teacher(**yaml.safe_load(text)).labels == written
 
 

@@ -244,11 +244,16 @@ def bert(depth: int, width: int) -> BertForSequenceClassification:
     torch.manual_seed(depth)
     return BertForSequenceClassification(
         BertConfig(
-            vocab_size=30, hidden_size=width, num_hidden_layers=depth, num_attention_heads=2,
-            intermediate_size=8, num_labels=CLASSES, hidden_dropout_prob=0.0,
+            vocab_size=30,
+            hidden_size=width,
+            num_hidden_layers=depth,
+            num_attention_heads=2,
+            intermediate_size=8,
+            num_labels=CLASSES,
+            hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def test_layers_are_those_of_the_models_and_others_matter_to_nothing() -> None:

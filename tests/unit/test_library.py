@@ -333,10 +333,21 @@ def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
 
 @pytest.mark.parametrize(
     "case",
-    ["no views", "no view", "two sizes", "too few labels", "labels that are shares", "keys of rows",
-     "a mask", "a row twice", "a row too far", "a row before the first", "other signals",
-     "one example"],
-)  # fmt: skip
+    [
+        "no views",
+        "no view",
+        "two sizes",
+        "too few labels",
+        "labels that are shares",
+        "keys of rows",
+        "a mask",
+        "a row twice",
+        "a row too far",
+        "a row before the first",
+        "other signals",
+        "one example",
+    ],
+)
 def test_a_batch_that_cannot_be_is_refused(case: str, inputs: Any) -> None:
     rule, make = refusals(inputs)[case]
     with pytest.raises((TypeError, ValueError), match=rule):
@@ -490,8 +501,10 @@ def test_evaluation_counts_what_is_right(toy: Path, inputs: Any) -> None:
     labels[0] = (labels[0] + 1) % 3
     labels[3] = -100
     model.train()
-    batches = [{**{k: v[at] for k, v in inputs.items()}, "labels": labels[at]}
-               for at in (slice(0, 3), slice(3, 4))]  # fmt: skip
+    batches = [
+        {**{k: v[at] for k, v in inputs.items()}, "labels": labels[at]}
+        for at in (slice(0, 3), slice(3, 4))
+    ]
     scores = evaluate(model, batches)
     assert scores["examples"] == 3 and scores["accuracy"] == pytest.approx(2 / 3)
     assert list(scores["per_class"]) == TOY_LABELS  # type: ignore[call-overload]

@@ -352,8 +352,10 @@ def test_neurons_on_the_other_side(seed, margin):
         return term(one, teachers, None, batch), term.measures(one, teachers, batch)["other_sign"]
 
     _, share = both(student)
-    count = [[(x > 0) != (y > 0) for x, y in zip(*rows, strict=True)] for rows in
-             zip(student[counted].tolist(), teacher[counted].tolist(), strict=True)]  # fmt: skip
+    count = [
+        [(x > 0) != (y > 0) for x, y in zip(*rows, strict=True)]
+        for rows in zip(student[counted].tolist(), teacher[counted].tolist(), strict=True)
+    ]
     assert share.tolist() == pytest.approx([sum(row) / 5 for row in count])
     losses, share = both(torch.where(teacher > 0, margin, -margin))
     assert not losses.any() and not share.any()
@@ -589,11 +591,17 @@ def test_a_term_reads_other_layers_of_each_teacher(labels):
     depths = {"student": 1, "deep": 4, "shallow": 2}
     models = {
         name: BertForSequenceClassification(
-            BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=depth, num_labels=3,
-                       num_attention_heads=2, intermediate_size=8)
+            BertConfig(
+                vocab_size=20,
+                hidden_size=8,
+                num_hidden_layers=depth,
+                num_labels=3,
+                num_attention_heads=2,
+                intermediate_size=8,
+            )
         ).eval()
         for name, depth in depths.items()
-    }  # fmt: skip
+    }
     ids = torch.randint(5, 20, (2, 6))
     view = PaddedView(ids, torch.ones_like(ids))
     batch = Batch.from_views(dict.fromkeys(models, view), labels)

@@ -162,8 +162,11 @@ def test_all_hub_data_are_named_and_figures_are_of_the_splits_own() -> None:
     assert "data: `someone/data-set` (`emotion`), `others/more`, `judges/hard`." in text
     [result] = metadata["model-index"][0]["results"]
     assert result["dataset"] == {
-        "type": "judges/hard", "name": "judges/hard", "config": "v2", "split": "challenge"
-    }  # fmt: skip
+        "type": "judges/hard",
+        "name": "judges/hard",
+        "config": "v2",
+        "split": "challenge",
+    }
     data["splits"] = {"test": [{"path": "judges/hard"}, {"path": "others/more"}]}
     metadata, _ = card_of(make_recipe(task={"data": data, "max_length": 48}))
     [result] = metadata["model-index"][0]["results"]
@@ -301,7 +304,10 @@ def test_licence_and_language_are_those_of_its_start(
     own = ["knowledge-distillation", "ds-distill"]
     none = {"license": None, "license_name": None, "language": None, "tags": own}
     assert start("---\nlicense: apache-2.0\nlanguage: [en, de]\ntags: [x]\n---\n# Base\n") == {
-        **none, "license": "apache-2.0", "language": ["en", "de"]}  # fmt: skip
+        **none,
+        "license": "apache-2.0",
+        "language": ["en", "de"],
+    }
     other = start("---\nlicense: other\nlicense_name: theirs\nlanguage: en\n---\n")
     assert other == {**none, "license": "other", "license_name": "theirs", "language": "en"}
     for odd in ("license: [", "- a", "no: 1", "license: {a: 1}", "language: no  # false, in YAML"):

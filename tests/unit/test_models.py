@@ -43,8 +43,13 @@ SIZES = {
     "initializer_range": 0.3,
 }
 DEBERTA = {**SIZES, "relative_attention": True, "position_buckets": 8, "pos_att_type": "p2c|c2p"}
-V3 = {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
-      "type_vocab_size": 0, "pooler_hidden_size": 16}  # fmt: skip
+V3 = {
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pooler_hidden_size": 16,
+}
 CONFIGS = {
     "bert": (tr.BertConfig, SIZES),
     "roberta": (tr.RobertaConfig, SIZES),
@@ -55,12 +60,19 @@ CONFIGS = {
     "albert": (tr.AlbertConfig, {**SIZES, "embedding_size": 8}),
     "distilbert": (
         tr.DistilBertConfig,
-        {"dim": 16, "n_layers": LAYERS, "n_heads": 2, "hidden_dim": 32, "vocab_size": VOCABULARY,
-         "max_position_embeddings": POSITIONS, "initializer_range": 0.3},
+        {
+            "dim": 16,
+            "n_layers": LAYERS,
+            "n_heads": 2,
+            "hidden_dim": 32,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": POSITIONS,
+            "initializer_range": 0.3,
+        },
     ),
     "deberta-v2": (tr.DebertaV2Config, {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}),
     "deberta-v3": (tr.DebertaV2Config, {**DEBERTA, **V3}),
-}  # fmt: skip
+}
 FAMILIES = [name for name in CONFIGS if name != "albert"]
 each_family = pytest.mark.parametrize("family", FAMILIES)
 LABELS = ["a", "b", "c"]
@@ -122,8 +134,9 @@ def test_layers_that_cannot_be_kept_are_refused(layers):
     assert str(layers) in str(caught.value)
 
 
-@pytest.mark.parametrize("more", [{}, {"num_hidden_layers": 2, "num_hidden_groups": 2},
-                                  {"num_hidden_layers": 1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "more", [{}, {"num_hidden_layers": 2, "num_hidden_groups": 2}, {"num_hidden_layers": 1}]
+)
 def test_shared_layers_are_refused(more):
     with pytest.raises(UserError, match=r"layers of the model \(albert\) share weights"):
         keep_layers(classifier("albert", **more), [0])

@@ -112,9 +112,13 @@ def test_logit_mse_is_the_mean_over_labels() -> None:
     """Logits 1 and 2 against 0: (1 + 4) / 2. The logit of a label's absence is 0 in all models, and
     is none of theirs."""
     config = BertConfig(
-        vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
-        intermediate_size=4, num_labels=2,
-    )  # fmt: skip
+        vocab_size=9,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=4,
+        num_labels=2,
+    )
     student = BertForSequenceClassification(config).eval()
     with torch.no_grad():
         student.classifier.weight.zero_()
@@ -141,10 +145,16 @@ def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: 
     """Each term's share is that which it has alone."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
-        intermediate_size=4, num_labels=3, hidden_dropout_prob=0.0, classifier_dropout=0.0,
+        vocab_size=9,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=4,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        classifier_dropout=0.0,
         attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     student, teacher = (BertForSequenceClassification(config).eval() for _ in range(2))
     ids = torch.randint(0, 9, (3, 4))
     view, labels = PaddedView(ids, torch.ones_like(ids)), torch.randint(0, 2, (3, 3))

@@ -50,8 +50,9 @@ def ids(names: list[str | None]) -> list[int]:
 
 
 def test_names_are_read_from_any_file(tmp_path: Path) -> None:
-    rows = [{"text": f"text {n}", "label": "ab"[n % 2], "who": name}
-            for n, name in enumerate(NAMES)]  # fmt: skip
+    rows = [
+        {"text": f"text {n}", "label": "ab"[n % 2], "who": name} for n, name in enumerate(NAMES)
+    ]
     folder = written(tmp_path / "data", rows)
     written(folder, [{"text": "other", "label": "a"}], "test")
     columns = {"columns": {"teacher": "who"}}
@@ -196,9 +197,14 @@ def test_a_run_follows_the_column(
 
     letter = rows[4]["text"][0]
     name({**everything, letter: "frist"})
-    check(r"phases.named.routing: column: .*transfer.jsonl:\d+.*'frist' is no teacher of this "
-          r"phase, which has first, second. Did you mean `first`", **both)  # fmt: skip
-    check(r"column: .*'first' is no teacher of this phase, which has second",
-          one={"routing": "column", "follow": ["second"]})  # fmt: skip
+    check(
+        r"phases.named.routing: column: .*transfer.jsonl:\d+.*'frist' is no teacher of this "
+        r"phase, which has first, second. Did you mean `first`",
+        **both,
+    )
+    check(
+        r"column: .*'first' is no teacher of this phase, which has second",
+        one={"routing": "column", "follow": ["second"]},
+    )
     written(folder, rows, "transfer")
     check(r"columns.teacher", **both)

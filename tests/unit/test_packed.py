@@ -26,16 +26,29 @@ from ds_distill.views import PackedView, PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 40, 3
 SIZES = {
-    "hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
-    "intermediate_size": 32, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS,
-    "initializer_range": 0.3, "num_labels": 3,
-}  # fmt: skip
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3,
+    "num_labels": 3,
+}
 DEBERTA = {  # heads of 16, the narrowest that flashdeberta takes
-    **SIZES, "hidden_size": 32, "relative_attention": True, "position_buckets": 8,
+    **SIZES,
+    "hidden_size": 32,
+    "relative_attention": True,
+    "position_buckets": 8,
     "pos_att_type": "p2c|c2p",
-}  # fmt: skip
-V3 = {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
-      "type_vocab_size": 0, "pooler_hidden_size": 32}  # fmt: skip
+}
+V3 = {
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pooler_hidden_size": 32,
+}
 CONFIGS = {
     "bert": tr.BertConfig(**SIZES),
     "roberta": tr.RobertaConfig(**SIZES),
@@ -43,15 +56,21 @@ CONFIGS = {
     "camembert": tr.CamembertConfig(**SIZES),
     "electra": tr.ElectraConfig(**SIZES, embedding_size=8),
     "distilbert": tr.DistilBertConfig(
-        dim=16, n_layers=LAYERS, n_heads=2, hidden_dim=32, vocab_size=VOCABULARY,
-        max_position_embeddings=POSITIONS, initializer_range=0.3, num_labels=3,
+        dim=16,
+        n_layers=LAYERS,
+        n_heads=2,
+        hidden_dim=32,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.3,
+        num_labels=3,
     ),
     "deberta-v2": tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=32),
     "deberta-v2 without buckets": tr.DebertaV2Config(
         **{**DEBERTA, "position_buckets": -1, "pos_att_type": "c2p"}, pooler_hidden_size=32
     ),
     "deberta-v3": tr.DebertaV2Config(**{**DEBERTA, **V3}),
-}  # fmt: skip
+}
 HEADS = [tr.AutoModelForSequenceClassification, tr.AutoModelForMaskedLM]
 CPU = torch.device("cpu")
 OF_LAYERS = (0, 1, -1)

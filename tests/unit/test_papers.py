@@ -104,13 +104,21 @@ def evaluation(student: float, teacher: float, closed: float | None) -> dict[str
     }
     pair = {"student": "student", "other": "bert", **less(teacher)}
     return {
-        "phase": "evaluate", "split": "test", "over": "classes", "metric": "f1",
-        "metric_settings": {}, "seconds": 1.0, "models": models,
+        "phase": "evaluate",
+        "split": "test",
+        "over": "classes",
+        "metric": "f1",
+        "metric_settings": {},
+        "seconds": 1.0,
+        "models": models,
         "baseline": {
-            **figures(0.5), "examples": 40, "answer": "no", "per_class": {"yes": 0.0, "no": 1.0},
+            **figures(0.5),
+            "examples": 40,
+            "answer": "no",
+            "per_class": {"yes": 0.0, "no": 1.0},
         },
         "comparisons": [{**pair, "retention": student / teacher, "gap_closed": closed}],
-    }  # fmt: skip
+    }
 
 
 def results_of(student: float, teacher: float, closed: float | None = 0.5) -> dict[str, Any]:

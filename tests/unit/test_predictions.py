@@ -109,8 +109,10 @@ def test_each_form_is_read_whatever_the_order(tmp_path: Path) -> None:
             assert len(file) == 3
             for ours, theirs in zip(logits_of(file, *TEXTS), wanted, strict=True):
                 assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-6)), form
-    sure = [{"text": TEXTS[0], "predicted": "so", "confidence": 0.8},
-            {"text": TEXTS[1], "predicted": "no"}]  # fmt: skip
+    sure = [
+        {"text": TEXTS[0], "predicted": "so", "confidence": 0.8},
+        {"text": TEXTS[1], "predicted": "no"},
+    ]
     for file in (
         opened(written(tmp_path / "sure.jsonl", sure)),
         opened(_csv(tmp_path, f'{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\n{TEXTS[2]},,\n')),
@@ -190,7 +192,7 @@ def test_other_tasks_pairs_and_formats(tmp_path: Path) -> None:
             "jsonl:2 and 4: the same text, and other predictions",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_prediction_is_refused_where_it_stands(
     tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
@@ -213,14 +215,19 @@ def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> 
 def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
     """A number or a name, in any order; the ids count where the file has texts, too."""
     rows: list[dict[str, Any]] = [
-        {"text": "a", "key": 7}, {"text": "b", "key": "8"}, {"text": "c", "key": None},
-        {"text": "d", "key": "x"}, {"text": "d", "key": "x"},
-    ]  # fmt: skip
+        {"text": "a", "key": 7},
+        {"text": "b", "key": "8"},
+        {"text": "c", "key": None},
+        {"text": "d", "key": "x"},
+        {"text": "d", "key": "x"},
+    ]
     lines: list[dict[str, Any]] = [
         {"key": "8", "text": "b, as the prompt had it", "logits": [8, 0, 0]},
-        {"key": "none", "logits": [1, 0, 0]}, {"key": "x", "logits": [9, 0, 0]},
-        {"key": "7", "logits": [7, 0, 0]}, {"key": "nor", "logits": [1, 0, 0]},
-    ]  # fmt: skip
+        {"key": "none", "logits": [1, 0, 0]},
+        {"key": "x", "logits": [9, 0, 0]},
+        {"key": "7", "logits": [7, 0, 0]},
+        {"key": "nor", "logits": [1, 0, 0]},
+    ]
     found = of_ids(tmp_path, rows, *lines)
     assert logits_of(found, *"abcd") == [[7.0, 0, 0], [8.0, 0, 0], None, [9.0, 0, 0]]
     assert found.unknown is not None
@@ -236,10 +243,12 @@ def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
     found = of_ids(tmp_path, pairs, {"key": 2, "logits": [2, 0, 0]})
     assert found.find(content_keys(["a", "a"], ["b", "c"])).tolist() == [-1, 0]
     for wrong, message in (
-        ([{"text": "a", "key": 1}, {"text": "b", "key": 1}],
-         r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one id"),
+        (
+            [{"text": "a", "key": 1}, {"text": "b", "key": 1}],
+            r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one id",
+        ),
         ([{"text": "a", "key": [1]}, {"text": "b", "key": 1}], "the id .column 'key'. must be"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=message):
             of_ids(tmp_path, wrong, {"key": 1, "logits": [1, 0, 0]})
     twice = [{"key": 1, "logits": [1, 0, 0]}, {"key": "1", "logits": [2, 0, 0]}]
@@ -343,8 +352,11 @@ def answers(settings: dict[str, Any], file: Path, lacks: dict[str, int] | None =
 
 def students(run: Path) -> dict[str, str]:
     """The digest of each student, by name."""
-    found = {name.split("/")[1].partition("-")[2]: of for name, of in digests(run).items()
-             if name.startswith("models/")}  # fmt: skip
+    found = {
+        name.split("/")[1].partition("-")[2]: of
+        for name, of in digests(run).items()
+        if name.startswith("models/")
+    }
     return {name: found[name] for name in ("average", "expertise")}
 
 
@@ -482,9 +494,10 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
     assert (of_teacher["examples"], of_teacher["not_given"]) == (len(there), 5)
     assert of_teacher["accuracy"] == pytest.approx(np.mean(teacher))
     [row] = [
-        row for row in record["comparisons"]
+        row
+        for row in record["comparisons"]
         if (row["student"], row["other"]) == ("average", "first")
-    ]  # fmt: skip
+    ]
     assert row["difference"] == pytest.approx(np.mean(student) - np.mean(teacher))
     assert row["retention"] == pytest.approx(np.mean(student) / np.mean(teacher))
     others = [row["other"] for row in record["comparisons"] if row["student"] == "average"]
@@ -543,16 +556,21 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> N
     view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
     says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)
     logits = torch.randn(2, 6, 3, generator=draw)
-    signals = {name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
-               for at, name in enumerate(("first", "second"))}  # fmt: skip
+    signals = {
+        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
+        for at, name in enumerate(("first", "second"))
+    }
     if kind == "lone":
         del signals["second"]
         says[1] = False
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
     taught = says.any(dim=0).nonzero()[:, 0]
     batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
-    terms = {"kl": KL({"temperature": 2.0, "weight": 0.7}), "ce": CrossEntropy({"weight": 0.3}),
-             "of_teachers": TeacherCrossEntropy({})}  # fmt: skip
+    terms = {
+        "kl": KL({"temperature": 2.0, "weight": 0.7}),
+        "ce": CrossEntropy({"weight": 0.3}),
+        "of_teachers": TeacherCrossEntropy({}),
+    }
     router = Router({"policy": "average", "mix": mix}, temperature=2.0)
     bundle = Bundle(model, {}, terms, router if kind == "two" else None).eval()
     found = bundle(batch)
@@ -589,8 +607,10 @@ def test_each_label_of_a_text_follows_those_that_say_something_of_the_text(tmp_p
     view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
     says = torch.tensor([[1, 0, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
     logits, labels = torch.randn(2, 4, 3, generator=draw), torch.randint(0, 2, (4, 3))
-    signals = {name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
-               for at, name in enumerate(("first", "second"))}  # fmt: skip
+    signals = {
+        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
+        for at, name in enumerate(("first", "second"))
+    }
     taught = says.any(dim=0).nonzero()[:, 0]
     batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
     terms = {"kl": KL({}), "of_teachers": TeacherCrossEntropy({})}

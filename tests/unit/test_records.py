@@ -99,9 +99,15 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     good = {"event": "train", "number": 0, "phase": "s", "time": 1.5, "loss": float("nan")}
     timed = {**good, "step": 3, "timing": {"steps": 2, "seconds": {"forward": 0.5}}}
     odd = [
-        "[]", "3", "{", "[" * 5000, "", json.dumps({**good, "step": "x"}),
-        json.dumps({**timed, "timing": {"steps": 0, "seconds": {}}}), json.dumps({"event": "a"}),
-    ]  # fmt: skip
+        "[]",
+        "3",
+        "{",
+        "[" * 5000,
+        "",
+        json.dumps({**good, "step": "x"}),
+        json.dumps({**timed, "timing": {"steps": 0, "seconds": {}}}),
+        json.dumps({"event": "a"}),
+    ]
     lines = [json.dumps(good), *odd, json.dumps(timed)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n\xff")
     found = [event for _, event in read_events(tmp_path / "metrics.jsonl")]
@@ -111,8 +117,17 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
 def test_scores_of_teachers_are_read_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "teachers.json"
     assert read_teacher_scores(file) == []
-    one = {"task": "t", "teacher": "a", "model": ["a", None], "phase": "p", "split": "validation",
-           "examples": 3, "over": "classes", "metric": "accuracy", "score": None}  # fmt: skip
+    one = {
+        "task": "t",
+        "teacher": "a",
+        "model": ["a", None],
+        "phase": "p",
+        "split": "validation",
+        "examples": 3,
+        "over": "classes",
+        "metric": "accuracy",
+        "score": None,
+    }
     write_json(file, [one])
     assert read_teacher_scores(file) == [one]
     for odd in ({}, [3], [{**one, "metric": "x"}], [{**one, "model": "a"}]):

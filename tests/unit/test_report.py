@@ -623,8 +623,12 @@ def test_the_result_table_says_how_much_smaller_and_faster_a_student_is():
     assert "parameters" in Page(render_report(results)).text, "also of a run that timed nothing"
     seconds = {"first": 0.02, "second": 0.03, "average": 0.0075}
     results["speed"] = {
-        "task": "task", "length": 64, "device": "CPU", "threads": 2, "seconds": seconds,
-    }  # fmt: skip
+        "task": "task",
+        "length": 64,
+        "device": "CPU",
+        "threads": 2,
+        "seconds": seconds,
+    }
     text = Page(render_report(results)).text
     for part in ("30.0 M", "10.0 M (33%)", "7.5 ms", "4.0×", "not timed", "1.5×"):
         assert part in text, part
@@ -750,19 +754,31 @@ def expertise_record(labels, text):
     }
     shares = {"first": 0.25, "second": 0.75}
     one = {
-        "row": 3, "label": labels[0], "teachers": answers, "target": answers["second"],
+        "row": 3,
+        "label": labels[0],
+        "teachers": answers,
+        "target": answers["second"],
         "followed": shares,
-    }  # fmt: skip
+    }
     return {
-        "phase": "expertise", "kind": "expertise", "seconds": 1.0, "split": "validation",
-        "left_out": {}, "texts": [text],
+        "phase": "expertise",
+        "kind": "expertise",
+        "seconds": 1.0,
+        "split": "validation",
+        "left_out": {},
+        "texts": [text],
         "comparison": {
-            "over": "classes", "metric": "accuracy", "examples": 12, "choice": "gate",
+            "over": "classes",
+            "metric": "accuracy",
+            "examples": 12,
+            "choice": "gate",
             "policies": {"average": score, "gate": {**score, "followed": followed}},
-            "teachers": {"first": score, "second": score}, "any_teacher": score,
-            "agreement": {}, "disagreements": [one],
+            "teachers": {"first": score, "second": score},
+            "any_teacher": score,
+            "agreement": {},
+            "disagreements": [one],
         },
-    }  # fmt: skip
+    }
 
 
 def test_a_page_shows_who_knows_what_and_where_teachers_disagree():
@@ -770,9 +786,12 @@ def test_a_page_shows_who_knows_what_and_where_teachers_disagree():
     results["phases"].insert(0, expertise_record(CLASSES, "A <b>text</b>."))
     text = Page(render_report(results)).text
     for part in (
-        "accuracy of each teacher", "Whom gate (chosen) follows", "1: first; 2: second",
-        "red: gate is wrong, with green 87.5%", "A <b>text</b>.",
-    ):  # fmt: skip
+        "accuracy of each teacher",
+        "Whom gate (chosen) follows",
+        "1: first; 2: second",
+        "red: gate is wrong, with green 87.5%",
+        "A <b>text</b>.",
+    ):
         assert part in text, part
     assert "Whom average" not in text, "it treats all alike"
     results["phases"][0]["comparison"]["disagreements_of"] = "posterior"

@@ -879,9 +879,13 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
             settled = "calibrated" if name == "gate" and len(present) < 3 else name
             entry, here = POLICIES[settled], slice(row, row + 1)
             inputs = PolicyInputs(
-                {other: logits[other][here] for other in present}, batch.labels[here], keys[here],
-                fitted=fitted, seed=3, teacher_ids=batch.teacher_ids[here],
-            )  # fmt: skip
+                {other: logits[other][here] for other in present},
+                batch.labels[here],
+                keys[here],
+                fitted=fitted,
+                seed=3,
+                teacher_ids=batch.teacher_ids[here],
+            )
             alone = entry.load()(inputs, entry.settings())
             own = target.weights[:, row][says[:, row]]
             if name in NORMALISED and name != "column":

@@ -115,9 +115,9 @@ def test_the_mark_tells_examples_apart():
 @pytest.mark.parametrize("over", OVER)
 def test_models_are_compared_where_they_were_judged_by_the_same(over):
     first, second = made(over, 1), made(over, 2)
-    first.check({"classes": ["x", "y", "z"], "labels": ["x", "y"], "words": TAGS}.get(over, [
-        *SPAN_TAGS
-    ]))  # fmt: skip
+    first.check(
+        {"classes": ["x", "y", "z"], "labels": ["x", "y"], "words": TAGS}.get(over, [*SPAN_TAGS])
+    )
     assert first.same_examples(second)
     others = {name: array.copy() for name, array in second.arrays().items()}
     if over == "answers":

@@ -36,9 +36,14 @@ SWITCH: dict[str, dict[str, Any]] = {
 def model(seed: int, width: int = 8) -> BertForSequenceClassification:
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=30, hidden_size=width, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, num_labels=3, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+        initializer_range=0.5,
+    )
     return BertForSequenceClassification(config)
 
 

@@ -113,8 +113,9 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", builtin_suites())
-def test_built_in_suites_find_the_shared_data(name: str, shared_data: Path, tiny_models: Any,
-                                              tmp_path: Path) -> None:  # fmt: skip
+def test_built_in_suites_find_the_shared_data(
+    name: str, shared_data: Path, tiny_models: Any, tmp_path: Path
+) -> None:
     short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
     suite = load_suite(name, [f"data_folder={shared_data}", *short])
     check_suite(suite_runs(suite, [Checkpoint("bert", str(tiny_models["bert"]))], tmp_path))
@@ -249,8 +250,12 @@ def test_what_chooses_chooses_and_the_rest_follows(data, tmp_path_factory, toy_t
     for task, name in product(suite.tasks, ["second", "first"]):
         own = [run for run in runs if (run.task, run.checkpoint) == (task, name)]
         settings = list(dict.fromkeys(run.grid.setting for run in own))
-        best = max(settings, key=lambda setting: statistics.fmean(
-            chooses[run.variant] for run in own if run.grid.setting == setting))  # fmt: skip
+        best = max(
+            settings,
+            key=lambda setting: statistics.fmean(
+                chooses[run.variant] for run in own if run.grid.setting == setting
+            ),
+        )
         values = [scores[run.variant] for run in own if run.grid.setting == best]
         of = found["tasks"][task]["checkpoints"][name]
         assert tuple(of["settings"][of["chosen"]]["setting"]) == best
@@ -294,12 +299,15 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
     added: dict[str, list[float]] = {"first": [], "second": [], "apart": []}
     for task, of in found["tasks"].items():
         drawn = {
-            run.checkpoint: [draws[one.variant].scores for one in runs
-                             if (one.task, one.checkpoint) == (task, run.checkpoint)
-                             and one.grid.setting == run.grid.setting]
+            run.checkpoint: [
+                draws[one.variant].scores
+                for one in runs
+                if (one.task, one.checkpoint) == (task, run.checkpoint)
+                and one.grid.setting == run.grid.setting
+            ]
             for run in runs
             if "learning_rate=0.01" in run.grid.setting
-        }  # fmt: skip
+        }
         drawn["apart"] = [a - b for a, b in zip(drawn["second"], drawn["first"], strict=True)]
         rows = {name: of["checkpoints"][name]["score"] for name in ("first", "second")}
         rows["apart"] = of["checkpoints"]["second"]["to_reference"]

@@ -502,9 +502,15 @@ def test_launches_at_once_have_a_gpu_or_a_core_for_each_rank(
 
 @pytest.mark.parametrize(
     ("named", "accelerator", "seen"),
-    [("3,GPU-a", None, ["3", "GPU-a"]), ("0,-1,1", None, ["0"]), ("-1", None, []), ("", None, []),
-     ("0,1", "cpu", []), (None, "cpu", [])],
-)  # fmt: skip
+    [
+        ("3,GPU-a", None, ["3", "GPU-a"]),
+        ("0,-1,1", None, ["0"]),
+        ("-1", None, []),
+        ("", None, []),
+        ("0,1", "cpu", []),
+        (None, "cpu", []),
+    ],
+)
 def test_the_gpus_of_a_sweep_are_those_that_its_runs_see(named, accelerator, seen, monkeypatch):
     for name, value in (("CUDA_VISIBLE_DEVICES", named), ("DS_ACCELERATOR", accelerator)):
         monkeypatch.delenv(name, raising=False)

@@ -23,9 +23,22 @@ PACKAGE = Path(ds_distill.__file__).parent
 
 RENAMES = {"rename", "renames", "replace", "move"}
 WRITERS = {
-    "write_bytes", "save_file", "save_pretrained", "save_to_disk", "savefig", "tofile", "to_csv",
-    "OSFile", "FileIO", "copyfile", "copytree", "copy2", "torch.save", "np.save", "np.savez",
-}  # fmt: skip
+    "write_bytes",
+    "save_file",
+    "save_pretrained",
+    "save_to_disk",
+    "savefig",
+    "tofile",
+    "to_csv",
+    "OSFile",
+    "FileIO",
+    "copyfile",
+    "copytree",
+    "copy2",
+    "torch.save",
+    "np.save",
+    "np.savez",
+}
 """Calls that write a file whose path they are given."""
 
 ASIDE = {"new_file", "new_folder", "new_model"}

@@ -67,8 +67,11 @@ def _task(
     undefined: dict[str, list[str]] = {}
     drawn: dict[str, dict[str | None, Drawn | None]] = {}
     for name in dict.fromkeys(run.checkpoint for run in runs):
-        own = {run.grid: ended[run.variant]
-               for run in runs if run.checkpoint == name and run.variant in ended}  # fmt: skip
+        own = {
+            run.grid: ended[run.variant]
+            for run in runs
+            if run.checkpoint == name and run.variant in ended
+        }
         counts = [variant.setting for variant in own]
         whole = {v: result for v, result in own.items() if counts.count(v.setting) == seeds}
         summed = summary(whole)
@@ -185,7 +188,7 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
             "frequent class. The last column is of the mean over tasks"
             + (", the macro mean that over groups of tasks." if len(means) > 1 else "."),
         ],
-    )  # fmt: skip
+    )
     others = [name for name in found["checkpoints"] if name != reference]
     if others:
         rows = [_differences(name, found, metrics) for name in others]
