@@ -27,7 +27,6 @@ from ds_distill.recipe.data import Folds, SplitFrom
 from ds_distill.recipe.references import resolve_data
 from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import MaskedLM, Task, Untagged
-from ds_distill.recipe.tasks.labelled import LabelledTask
 
 FOLD = 105
 """Purpose of the hashes that assign examples to folds."""
@@ -186,7 +185,8 @@ class _Other:
     ) -> None:
         self._name, self._split, self._combined = name, split, combined
         self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
-        needs_none, maps = isinstance(task, MaskedLM), isinstance(task, LabelledTask)
+        needs_none = task.predicts == "token"
+        maps = task.rows != "question" and task.given_labels != []
         self._labelled = not needs_none and split.labels != "none" and split.randomise is None
         if isinstance(split.labels, dict) and not maps and not needs_none:
             they_are = "answers" if task.rows == "question" else "numbers"
