@@ -56,7 +56,7 @@ same: $(DEV_STAMP)
 gpu: $(DEV_STAMP)
 	@test -n "$(TEXTS)" || { echo "Give a file with one text a line: make gpu TEXTS=texts.txt.gz" >&2; exit 1; }
 	$(PIP) liger-kernel textbrewer
-	$(BIN)/python tests/gpu/run.py --texts "$(TEXTS)" --output "$(GPU_RESULTS)"
+	$(BIN)/python tools/gpu/run.py --texts "$(TEXTS)" --output "$(GPU_RESULTS)"
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -203,7 +203,7 @@ def measured_cpu(ranks: int) -> Device:
         achieved_bandwidth=1.0,
         launch=_seconds(lambda: small + small),
         per_weight=0.0,
-        # tests/benchmarks/hook_time.py: 71 and 147 ms of 24 layers, 25 at stage 0, on a busy CPU.
+        # tools/benchmarks/hook_time.py: 71 and 147 ms of 24 layers, 25 at stage 0, on a busy CPU.
         teacher_hooks=1.9e-3,
         student_hooks=5e-3,
         per_machine=ranks,

@@ -117,7 +117,11 @@ def launch(folder: Path, name: str) -> Launch:
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(
-            [str(HERE), str(HERE.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+            [
+                str(HERE),
+                str(HERE.parents[1] / "tools" / "benchmarks"),
+                os.environ.get("PYTHONPATH", ""),
+            ]
         ),
     }
     run_ranks([str(HERE / "stages_worker.py"), str(folder), *scenarios], ranks, environment, folder)

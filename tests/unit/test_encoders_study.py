@@ -13,7 +13,7 @@ import torch
 import transformers as tr
 from toys import TINY, save_tiny, toy_vocabulary
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 
 from encoders_judge import ROOM, judged, weight, windows
 from encoders_recipes import TASKS, TEXT_ALONE, Size, methods, recipe, teacher_recipe

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
 
 import apis
 import quickstart
@@ -455,7 +455,7 @@ def test_missing_packages_are_installed_once(tmp_path, monkeypatch):
 def test_all_that_is_used_was_looked_up():
     """A new name: see that torch 2.11 and Triton 3.6 have it, then write the list anew."""
     missing = set(apis.from_source()) - set(apis.listed())
-    assert not missing, "python tests/gpu/apis.py > tests/gpu/apis.txt"
+    assert not missing, "python tools/gpu/apis.py > tools/gpu/apis.txt"
 
 
 def test_the_libraries_here_have_what_is_listed():

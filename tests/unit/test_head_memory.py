@@ -1,5 +1,5 @@
 """Memory of a step's terms on one head, counted in tensors: a hundredth of all sizes and budgets of
-`tests/benchmarks/grown_vocabulary_memory.py`, where resident memory is measured."""
+`tools/benchmarks/grown_vocabulary_memory.py`, where resident memory is measured."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from ds_distill.recipe import load_recipe
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 
 import papers
 from papers_markdown import CLOSING, RESULTS, markdown, opening, page_of

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "benchmarks"))
 
 from large_teachers import HUB, STUDENT
 from planned_step import planned_steps

@@ -68,7 +68,7 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "clinical-notes": ("span_questions", {"question": "a", "context": "text", "answers": []}),
     "llm-and-encoder": ("docstrings", {"text": "text", "label": "torch"}),
 }
-"""Recipes whose data a script of tests/studies makes: the folder, and a row."""
+"""Recipes whose data a script of tools/studies makes: the folder, and a row."""
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers as tr
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 
 import entity_experts
 import label_experts
