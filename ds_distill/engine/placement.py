@@ -36,6 +36,7 @@ def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
     if zero_stage(config) != 3:
         yield
         return
+    config = plain_linear(config)
     holder = HfDeepSpeedConfig(config)  # transformers only has a weak reference to it
     try:
         yield
@@ -54,12 +55,26 @@ def stage3_config(
     given = bundle.teachers.values()
     teachers = [teacher for teacher in given if isinstance(teacher, PreTrainedModel)]
     config = gather_by_layer(config, teachers)
+    if student_resident or not trains:
+        config = plain_linear(config)
     if trains and student_resident:
         return keep_resident(config, bundle.trained)
     # DeepSpeed's default would leave every small parameter whole.
     zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
     if not trains:
         zero["stage3_param_persistence_threshold"] = 0
+    return {**config, "zero_optimization": zero}
+
+
+def plain_linear(config: dict[str, Any]) -> dict[str, Any]:
+    """A stage 3 config that leaves torch's linear layers as they are. A value that the config has
+    stays.
+
+    DeepSpeed's hold no gathered weights for the backward pass, which only sharded weights that
+    learn need. They add the bias in an operation of its own: in bf16 results are rounded twice, and
+    differ from other stages' (.04% of a loss in tests).
+    """
+    zero = {"memory_efficient_linear": False, **config["zero_optimization"]}
     return {**config, "zero_optimization": zero}
 
 

@@ -62,7 +62,9 @@ class Rest:
         starts: of the stretches, as `weight_groups` gives them.
         """
         self._starts = starts
-        self._stretch: int | None = 0
+        # All rest until `at`: at stage 0 in bf16 DeepSpeed makes Adam's states by a step with
+        # gradients of 0, in which weights would decay and after which Adam counts one too many.
+        self._stretch: int | None = None
         optimizer.register_step_pre_hook(self._take_gradients)
 
     def at(self, progress: float | None) -> None:

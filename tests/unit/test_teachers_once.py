@@ -16,6 +16,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from engines import make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -33,6 +34,7 @@ from ds_distill.distributions import TopK
 from ds_distill.engine import config as engine_config
 from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -302,6 +304,22 @@ def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world: Wo
             engine.predict(batch, ["student"])
     engine.close()
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_linear_layers_are_torchs_unless_the_student_is_sharded(
+    world: World, resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's hold no gathered weight for the backward pass. They add the bias by itself, which
+    rounds twice in bf16, and stay in the place of torch's as long as the process runs."""
+    plain = torch._C._nn.linear
+    monkeypatch.setattr(functional, "linear", plain)
+    with sharded_loading(deepspeed_config("zero3_bf16", None, 1)):
+        AutoModelForSequenceClassification.from_config(BertConfig(**SIZES))
+    deep_engine(world, tmp_path, packed=False).close()
+    assert functional.linear is plain
+    engine_of(world, "zero3_bf16", student_resident=resident).close()
+    assert (functional.linear is plain) == resident
 
 
 def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
