@@ -72,7 +72,7 @@ class DocstringSource(Source):
             )
         # The split's rows stand together, so this is a slice without an index.
         data = data.select(range(rows[0], rows[-1] + 1)).remove_columns("split")
-        if self._names[split] in docstrings.UNLABELLED:
+        if self._names[split] in docstrings.UNLABELLED or not self.labels:
             data = data.rename_column("label", "class")
             data = data.add_column("label", np.full(len(data), -1, dtype=np.int64))
         return data

@@ -104,7 +104,7 @@ class CombinedSource(Source):
             for source in folds.of
             if split in (_TEST, source) or (source == _TEST and split == folds.of[0])
         ]
-        if len({(tuple(part.column_names), has_labels(part)) for part in parts if part}) > 1:
+        if len({(frozenset(part.column_names), has_labels(part)) for part in parts if part}) > 1:
             raise UserError(
                 f"task.data.folds.of: {', '.join(folds.of)} do not have the same columns, or some "
                 "have labels and others none, so they cannot be one split. Name splits that are "
@@ -133,7 +133,7 @@ class CombinedSource(Source):
         if split not in self._others:
             return self._own._marked(split)
         parts = [other.examples() for other in self._others[split]]
-        if len({(tuple(part.column_names), has_labels(part)) for part in parts}) > 1:
+        if len({(frozenset(part.column_names), has_labels(part)) for part in parts}) > 1:
             raise UserError(
                 f"task.data.splits.{split}: its parts do not have the same columns, or some have "
                 "labels and others none, so they cannot be one split. Give them all labels, or "
