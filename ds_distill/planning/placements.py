@@ -56,8 +56,8 @@ class Job:
     split: SplitFacts
     config: dict[str, Any]
     """DeepSpeed's."""
-    cache: Cache
-    """What teachers are cached by, where they are."""
+    cache: Cache | None
+    """What teachers are cached by; None where they cannot be."""
 
 
 class Placements:
@@ -118,7 +118,7 @@ class Placements:
         return build_terms(weighted, inputs)
 
     def _head(self, live: bool) -> Head | None:
-        if self._student.classes is not None:
+        if self._numbers(self._student) is not None:
             return None
         terms, share = self._job_terms, self._task.row_share
         assert share is not None
@@ -255,6 +255,7 @@ class Placements:
         """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states
         of a step's micro-batches; of live ones see `_signals`."""
         if choice.teachers == "cached":
+            assert self._job.cache is not None
             length, step = self._task.max_length, micro_batch * micro_steps
             teachers = self._teachers.values()
             row = sum(self._decoded(teacher) for teacher in teachers)
@@ -267,10 +268,16 @@ class Placements:
             return Growth(signals, signals)
         return Growth()
 
+    def _numbers(self, model: PlannedModel) -> int | None:
+        """Logits of a row; None over a vocabulary. A window of a question is a row here: each of
+        its tokens may be the answer's start, and its end."""
+        return 2 * self._task.max_length if self._task.predicts == "span" else model.classes
+
     def _decoded(self, teacher: PlannedModel) -> int:
         """Bytes of a row: logits in fp32, or top entries with their ids and the tail's mass."""
-        if teacher.classes is not None:
-            return 4 * teacher.classes
+        if (numbers := self._numbers(teacher)) is not None:
+            return 4 * numbers
+        assert self._job.cache is not None
         codec = self._job.cache.codec
         return 12 * codec.entries + 4 if isinstance(codec, TopK) else 4 * teacher.config.vocab_size
 
@@ -281,7 +288,7 @@ class Placements:
         examples, length = micro_batch * micro_steps, self._task.max_length
         total = 0
         for name, teacher in self._teachers.items():
-            each = teacher.config.hidden_size if teacher.classes is None else teacher.classes
+            each = self._numbers(teacher) or teacher.config.hidden_size
             total += self._rows(examples, length) * each * self._dtype.itemsize
             total += self._taken(name, examples, length)
         return total

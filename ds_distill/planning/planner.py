@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ds_distill.check.expansions import expanded_mistakes
+from ds_distill.check.needs import phase_mistakes, with_location
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype, resolved_name
-from ds_distill.errors import UserError, first_line
+from ds_distill.errors import UserError, first_line, refuse
 from ds_distill.planning.activations import Shape
 from ds_distill.planning.caches import CachePlan, cache_plan
 from ds_distill.planning.gpus import Device
@@ -20,8 +22,9 @@ from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.lineage import model_at, steps
-from ds_distill.recipe.phases import Cache, Distil, FineTune
+from ds_distill.recipe.phases import Cache, Distil, FineTune, PhaseSettings
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.recipe.tasks import TASKS
 
@@ -44,7 +47,9 @@ class Planner:
         self._labels: dict[str, list[str]] = {}
 
     def plan(self) -> Plan:
-        """Of all phases."""
+        """Of all phases. Raises UserError for a recipe that `check` refuses before it reads models
+        and data."""
+        refuse(with_location(self.recipe, mistake) for mistake in _mistakes(self.recipe))
         jobs, caches, pays = [], [], []
         for number, phase in enumerate(self.recipe.phases):
             later = self.recipe.phases[number + 1 :]
@@ -61,8 +66,8 @@ class Planner:
                     alike.setdefault(starts, []).append(training_name(outputs))
                 trained = [self._job(number, phase, *group) for group in alike.items()]
                 jobs += trained
-                if isinstance(phase, Distil) and self._may_be_cached(number, phase):
-                    pays.append(self._break_even(number, phase, trained[0]))
+                if isinstance(phase, Distil):
+                    pays += self._break_even(number, phase, trained[0])
         shipped = [model.reference for model in self._models.values() if model.shipped]
         if shipped:
             named = ", ".join(dict.fromkeys(shipped))
@@ -177,6 +182,7 @@ class Planner:
         config = deepspeed_config(self._deepspeed, phase, self.ranks)
         micro_batch, micro_steps = batch_shape(phase, self.ranks)
         split = self.split(number, phase.split)
+        cache = self._cache_for(number, phase) if isinstance(phase, Distil) and teachers else None
         facts = Job(
             recipe,
             phase,
@@ -187,7 +193,7 @@ class Planner:
             self.labels(number),
             split,
             config,
-            self._cache_for(number, phase),
+            cache,
         )
         parts = Placements(facts)
         own = Choice(
@@ -196,8 +202,8 @@ class Planner:
             phase.activation_checkpointing,
         )
         kinds: Sequence[str | None] = (None,)
-        if isinstance(phase, Distil) and teachers:
-            kinds = ("live", "cached") if self._may_be_cached(number, phase) else ("live",)
+        if teachers:
+            kinds = ("live",) if cache is None else ("live", "cached")
         unable = [student for student in students if not student.can_checkpoint]
         others = [
             parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
@@ -254,29 +260,54 @@ class Planner:
             name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
         )
 
-    def _may_be_cached(self, number: int, phase: Distil) -> bool:
-        """Whether a cache can hold what the phase asks of its teachers, and models run for it."""
-        live = any(entry.needs_of(given).live_teachers for _, entry, given in phase.parts())
-        start = model_at(self.recipe, phase.start, number)
-        return not live and start.vocabulary is None and bool(self._teachers(number, phase))
-
-    def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
-        """Seconds per example: what building takes, against what it saves in each pass."""
+    def _break_even(self, number: int, phase: Distil, job: JobPlan) -> list[BreakEven]:
+        """Seconds per example: what building takes, against what it saves in each pass. Nothing
+        where no cache can hold what the phase asks of its teachers, or none is a model."""
         live = job.placement("live", job.chosen.choice)
         cached = job.placement("cached", job.chosen.choice)
-        assert live is not None and cached is not None
+        cache = self._cache_for(number, phase)
+        if live is None or cached is None or cache is None:
+            return []
         batch = job.micro_batch * job.micro_steps * self.ranks
         saved = (live.step.total - cached.step.total) / batch
-        building = 1 / self._cache(number, self._cache_for(number, phase)).examples_per_second
+        building = 1 / self._cache(number, cache).examples_per_second
         passes = building / saved if saved > 0 else float("inf")
         ratio = live.step.total / cached.step.total
         epochs = phase.epochs
         if phase.steps is not None and job.split.examples is not None:
             epochs = round(phase.steps * phase.batch_size / job.split.examples)
-        return BreakEven(job.phase, ratio, passes, len(job.models) * epochs)
+        return [BreakEven(job.phase, ratio, passes, len(job.models) * epochs)]
 
-    def _cache_for(self, number: int, phase: TrainingPhase) -> Cache:
-        """The cache phase that a phase would read; the default one where there is none."""
-        for _, cache in steps(self.recipe)[number].caches(phase.split):
-            return cache
-        return Cache(splits=[phase.split], task=phase.task, follow=phase.followed)
+    def _cache_for(self, number: int, phase: Distil) -> Cache | None:
+        """The cache phase that a phase would read: one of the recipe, or one that could stand
+        before it; None where `check` refuses each."""
+        before = self.recipe.phases[:number]
+        reads = phase.model_copy(update={"teachers": "cached"})
+        step = steps(_with_phases(self.recipe, [*before, reads]))[number]
+        needs = [entry.needs_of(given) for _, entry, given in phase.parts()]
+        hidden = {layer for one in needs for layer in one.states}
+        if step.fitted_states and any(one.fitted_states for one in needs):
+            hidden.add(-1)
+        made = [
+            Cache(
+                splits=[phase.split],
+                task=phase.task,
+                follow=phase.followed,
+                hidden=sorted(hidden),
+                codec=entry.settings(temperature=phase.temperature),
+            )
+            for entry in CODECS.values()
+        ]
+        for cache in (*(one for _, one in step.caches(phase.split)), *made):
+            if not _mistakes(_with_phases(self.recipe, [*before, cache, reads])):
+                return cache
+        return None
+
+
+def _mistakes(recipe: Recipe) -> list[str]:
+    """What `check` finds before it reads models and data, of phases alone."""
+    return [*phase_mistakes(recipe), *expanded_mistakes(recipe, {}, {})]
+
+
+def _with_phases(recipe: Recipe, phases: Sequence[PhaseSettings]) -> Recipe:
+    return recipe.model_copy(update={"phases": phases})

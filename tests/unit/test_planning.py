@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from passes import untraced
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
@@ -29,6 +30,10 @@ from ds_distill.recipe import load_recipe
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"
 TINY = "google/bert_uncased_L-2_H-128_A-2"
+LARGER = {"model": str(shipped_configs()[BERT])}
+CLASSES: dict[str, Any] = {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32}
+MASKED: dict[str, Any] = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+NUMBERED = MASKED | {"masking": {"variants": 2}}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +51,7 @@ def recipe_file(folder: Path, **changes: Any) -> Path:
         "student": {"model": str(shipped_configs()[TINY])},
         "training": {"batch_size": 16, "epochs": 2},
         "phases": [
-            {"cache": {"splits": "train", "only_if_read": True}},
+            {"cache": {"splits": "train", "hidden": [-1], "only_if_read": True}},
             {"distil": {"teachers": "live", "losses": {"kl": {}, "hidden_mse": {}}}},
         ],
         "deepspeed": "zero3_bf16",
@@ -107,7 +112,7 @@ def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
 def test_a_cache_that_no_phase_reads_is_not_planned(tmp_path: Path) -> None:
     assert planned(tmp_path).caches == []
     [cache] = planned(tmp_path, "phases.distil.teachers=cached").caches
-    assert cache.bytes_per_example == 2 * 3 * 2 + 16
+    assert cache.bytes_per_example == 2 * (3 + 256) * 2 + 16
     assert cache.bytes == 1000 * cache.bytes_per_example
     assert cache.fits and cache.build_seconds == pytest.approx(1000 / cache.examples_per_second)
 
@@ -215,7 +220,7 @@ def test_a_cache_is_of_its_task(tmp_path: Path) -> None:
 
 @pytest.mark.further
 def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
-    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    task = MASKED
     parts = {
         "phases": [{"distil": {"losses": {"kl": {}}}}],
         "teachers": {"one": {"model": str(shipped_configs()[BERT])}},
@@ -231,7 +236,7 @@ def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
 
 
 def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
-    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    task = NUMBERED
     phases = [{"distil": {"losses": {"kl": {}}}}]
     teachers = {"one": {"model": str(shipped_configs()[BERT])}}
     parts = {"task": task, "phases": phases, "teachers": teachers}
@@ -246,7 +251,7 @@ def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
 
 def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
     """Of one micro-batch: its logits in fp32, or top entries; and states, of all micro-batches."""
-    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    task = NUMBERED
     teachers = {"one": {"model": str(shipped_configs()[BERT])}}
     losses: dict[str, Any] = {"kl": {}, "hidden_mse": {}}
     distil = {"distil": {"teachers": "cached", "losses": losses}}
@@ -266,9 +271,86 @@ def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
     assert topk.largest_micro_batch > 1.1 * compact.largest_micro_batch
 
 
+UNCACHEABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "mask variants that are not numbered": (MASKED, {"kl": {}}, "task.masking.variants"),
+    "every token": (NUMBERED, {"kl": {"rows": "tokens"}}, "reads of the teachers what no cache"),
+    "layers by the teachers' depths": (CLASSES, {"hidden_mse": {"layers": "uniform"}}, "by number"),
+    "attention": (NUMBERED, {"attention_kl": {"layers": {1: 2}}}, "what no cache"),
+    "a vocabulary that has grown": (NUMBERED, {"kl": {}}, "was expanded"),
+}
+"""Task, losses, and what `check` says of a cache."""
+
+
+@pytest.mark.parametrize("why", UNCACHEABLE)
+def test_a_cache_that_check_refuses_is_not_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It was recommended, and asked for it ended in a StopIteration."""
+    untraced(monkeypatch)
+    task, losses, says = UNCACHEABLE[why]
+    phases: list[dict[str, Any]] = [{"distil": {"losses": losses}}]
+    if "vocabulary" in why:
+        phases = [
+            {"expand-vocabulary": {"size": 31000, "save_as": "grown"}},
+            {"distil": {"losses": losses, "start": "grown", "save_as": "small"}},
+        ]
+    parts = {"task": task, "teachers": {"one": LARGER}, "phases": phases}
+    plan = planned(tmp_path, **parts)
+    [job] = plan.jobs
+    assert {one.choice.teachers for one in job.others} == {"live"} and not plan.break_even
+    parts["phases"] = [*phases[:-1], {"cache": {"splits": "train"}}, phases[-1]]
+    with pytest.raises(UserError) as refusal:
+        planned(tmp_path, "phases.distil.teachers=cached", **parts)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "distil", "signals"),
+    [
+        ("masked", {"losses": {"kl": {"temperature": 3.0}}}, 4 * 30522),
+        ("masked", {"losses": {"kl": {"divergence": "reverse_kl"}}}, 4 * 30522),
+        ("classes", {"losses": {"kl": {}, "cosine": {"layers": {1: 3}}}}, 4 * (3 + 256)),
+        ("classes", {"losses": {"kl": {}}, "routing": "gate"}, 4 * (3 + 256)),
+    ],
+)
+def test_a_cache_that_check_takes_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, distil: dict[str, Any], signals: int
+) -> None:
+    """Without a cache phase: one that could stand there, with what the phase reads."""
+    untraced(monkeypatch)
+    parts = {"task": NUMBERED if task == "masked" else CLASSES}
+    phases: list[dict[str, Any]] = [{"distil": distil}]
+    names = ["one"]
+    if "routing" in distil:
+        phases, names = [{"expertise": {"split": "train"}}, *phases], ["one", "two"]
+    parts |= {"teachers": dict.fromkeys(names, LARGER), "phases": phases}
+    plan = planned(tmp_path, "training.micro_batch_size=1", gpus=1, **parts)
+    [job], [_] = plan.jobs, plan.break_even
+    cached = job.placement("cached", job.chosen.choice)
+    assert cached is not None
+    rows = round(0.15 * 64) if task == "masked" else 1
+    states = 15 * len(names) * 4 * 256 * (task == "classes")  # of the other micro-batches
+    assert cached.signals == rows * len(names) * signals + states
+
+
+def test_questions_are_planned(tmp_path: Path) -> None:
+    """It ended in an AssertionError. Of each window a start and an end over all its tokens."""
+    task = {"type": "extractive-qa", "data": {"path": "data"}, "max_length": 64}
+    phases = [{"distil": {"losses": {"kl": {}, "cross_entropy": {}}}}]
+    parts = {"task": task, "teachers": {"one": LARGER}, "phases": phases}
+    plan = planned(tmp_path, "training.micro_batch_size=4", gpus=1, **parts)
+    [job], [pays] = plan.jobs, plan.break_even
+    live, cached = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
+    assert live is not None and cached is not None
+    assert live.head == cached.head == 0
+    assert live.signals == 16 * 2 * 64 * 2  # of four micro-batches, in bf16
+    assert cached.signals == 4 * 2 * 64 * 4  # of one, in fp32
+    assert pays.passes < pays.in_recipe == 2
+
+
 def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
     """Beside a teacher: its states and the inputs of its attention, until the loss."""
-    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    task = MASKED
     teachers = {"one": {"model": str(shipped_configs()[BERT])}}
 
     def of(losses: dict[str, Any]) -> Placement:
