@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from transformers import PreTrainedConfig
 
 from ds_distill.planning.activations import Shape, teacher_work
@@ -14,15 +15,16 @@ from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.roofline import pass_seconds
 from ds_distill.planning.split_sizes import SplitFacts
-from ds_distill.recipe.codecs import TopK
+from ds_distill.recipe.codecs import Compact, TopK
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TaskSettings
 
 _KEY = 16
 """Bytes of an example's content key."""
 
-_COMPACT = {1.0: 187, 2.0: 51}
-"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/studies/codecs.md): of one
+_THRESHOLDS = (5e-4, 1e-3, 2e-3, 4e-3, 1e-2)
+_COMPACT = {1.0: (311.0, 187.0, 104.2, 60.8, 36.1), 2.0: (121.1, 50.1, 31.1, 25.5, 23.3)}
+"""Bytes per token of `compact` at each threshold, by temperature (docs/studies/codecs.md): of one
 teacher and text, so no more than the right order of size."""
 
 _TOPK = 3
@@ -110,5 +112,8 @@ def example_bytes(
     elif isinstance(codec, TopK):
         row = float(codec.entries * _TOPK)
     else:
-        row = float(_COMPACT[min(_COMPACT, key=lambda known: abs(known - codec.temperature))])
+        nearest = min(_COMPACT, key=lambda known: abs(known - codec.temperature))
+        threshold = codec.threshold if isinstance(codec, Compact) else Compact().threshold
+        at = np.log([threshold, *_THRESHOLDS])
+        row = float(np.interp(at[0], at[1:], _COMPACT[nearest]))
     return (row + states) * rows

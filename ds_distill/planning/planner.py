@@ -22,7 +22,7 @@ from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.codecs import Compact, Dense, TopK
 from ds_distill.recipe.lineage import model_at, steps
 from ds_distill.recipe.phases import Cache, Distil, FineTune, PhaseSettings
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
@@ -294,9 +294,9 @@ class Planner:
                 task=phase.task,
                 follow=phase.followed,
                 hidden=sorted(hidden),
-                codec=entry.settings(temperature=phase.temperature),
+                codec=codec(temperature=phase.temperature),
             )
-            for entry in CODECS.values()
+            for codec in (Compact, TopK, Dense)
         ]
         for cache in (*(one for _, one in step.caches(phase.split)), *made):
             if not _mistakes(_with_phases(self.recipe, [*before, cache, reads])):

@@ -13,11 +13,13 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from passes import untraced
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning import planner as planning
+from ds_distill.planning.caches import example_bytes
 from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
@@ -27,6 +29,8 @@ from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.table import plan_text
 from ds_distill.planning.units import rate
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import Data, MaskedLM
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"
 TINY = "google/bert_uncased_L-2_H-128_A-2"
@@ -247,6 +251,35 @@ def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
     # Two models' logits in fp32 and the derivative in bf16; a decoder's gradient in fp32.
     assert live.head == rows * 30522 * (8 + 2) + 4 * 30522 * 128
     assert cached.head > rows * 30522 * 4
+
+
+def test_a_row_of_a_codec_takes_what_was_measured() -> None:
+    """`codec.threshold` was not looked at, and a sweep was refused for a disk that was large
+    enough."""
+    task, config = MaskedLM(data=Data(path="x")), AutoConfig.for_model("bert")
+    results = Path(__file__).parents[1] / "results" / "codecs.json"
+    measured = json.loads(results.read_text())["temperatures"]
+    seen = 0
+    for temperature, found in measured.items():
+        for one in found["codecs"]:
+            name, _, key = one["name"].partition(" ")
+            if name not in ("compact", "topk"):
+                continue
+            given = {"threshold": float(key)} if name == "compact" else {"entries": int(key)}
+            codec = {"name": name, "temperature": float(temperature), **given}
+            row = example_bytes(Cache(splits="train", codec=codec), task, config, None, 1 / 0.15)
+            # Compact rows differ, and are in the code to 0.1 bytes; topk has a head of its own.
+            rel = 0.01 if name == "compact" else 0.15
+            assert row == pytest.approx(one["bytes_per_row"], rel=rel), one["name"]
+            seen += 1
+    assert seen == 18
+
+    def bytes_at(threshold: float) -> float:
+        cache = Cache(splits="train", codec={"name": "compact", "threshold": threshold})
+        return example_bytes(cache, task, config, None, 100.0)
+
+    sizes = [bytes_at(threshold) for threshold in (1e-6, 5e-4, 7e-4, 1e-3, 0.5)]
+    assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == 4
 
 
 def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
