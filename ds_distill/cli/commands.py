@@ -17,7 +17,6 @@ from ds_distill.cli.loading import (
     execute_recipe,
     go_offline,
     import_without_torch,
-    load,
     phases_until,
     print_reading,
     quiet_libraries,
@@ -147,8 +146,7 @@ def quickstart(
 
     Minutes on two cores. The same as `run quickstart`.
     """
-    loaded = load("quickstart", overrides, small=False)
-    execute_recipe(loaded, folder or Path("runs") / loaded.name, resume=resume)
+    run(recipe="quickstart", overrides=overrides, small=False, folder=folder, resume=resume)
 
 
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(

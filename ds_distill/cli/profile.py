@@ -11,7 +11,7 @@ import typer
 
 from ds_distill.cli.loading import quiet_libraries, write_json_output
 from ds_distill.cli.options import Given, Overrides, SmallOption
-from ds_distill.process.identity import get_rank, get_world_size
+from ds_distill.process.identity import get_world_size
 from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
 
@@ -89,16 +89,13 @@ def _trainings(
     splits = {task: source.splits for task, source in open_sources(whole).items()}
     short = given.load(more=shortening(whole, steps, splits))
     ranks = get_world_size()
-    if get_rank() == 0:
-        sentence = (
-            f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
-            "up, on few examples. What it says of their quality means nothing."
-        )
-        say(sentence, error=True)
+    sentence = (
+        f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
+        "up, on few examples. What it says of their quality means nothing."
+    )
+    work = folder or Path("runs") / f"{short.name}-profile"
     try:
-        found, device = profile_trainings(
-            short, folder or Path("runs") / f"{short.name}-profile", trace
-        )
+        found, device = profile_trainings(short, work, trace, partial(say, sentence, error=True))
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     if not found:  # another rank than the first

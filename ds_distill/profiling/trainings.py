@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -96,10 +96,15 @@ def parts_in_order(of_each: Iterable[Iterable[str]]) -> list[str]:
 
 
 def profile_trainings(
-    short: Recipe, work: Path, trace: Path | None = None
+    short: Recipe,
+    work: Path,
+    trace: Path | None = None,
+    begins: Callable[[], None] = lambda: None,
 ) -> tuple[list[Profiled], Device | None]:
     """Run a recipe that was shortened, up to its last training, in a folder that is removed
     afterwards. Every rank must call this; all but rank 0 return an empty list.
+
+    begins: called on rank 0 before the first training, when nothing was refused.
 
     Returns the trainings, and the device if its speed is known.
 
@@ -109,7 +114,7 @@ def profile_trainings(
     if not training:
         raise UserError(f"{short.name}: no phase trains, so there is nothing to profile.")
     is_main = get_rank() == 0
-    profiler = Profiler(trace if is_main else None)
+    profiler = Profiler(trace, begins) if is_main else Profiler()
     with _folder_of_main(short, work) if is_main else nullcontext():
         with timed_collectives():
             runs = execute(short, work, first=training[-1] + 1, profiler=profiler)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,21 @@ class Training:
 class Profiler:
     """Observes the trainings of a run."""
 
-    def __init__(self, trace: Path | None = None) -> None:
+    def __init__(
+        self, trace: Path | None = None, begins: Callable[[], None] = lambda: None
+    ) -> None:
         """trace: the file for a Chrome trace of some steps of the last training; None on ranks that
-        write none."""
+        write none. begins: called before the first training."""
         self.trainings: dict[tuple[int, str], Training] = {}
         """By the phase's number and the model that is trained."""
-        self._trace = trace
+        self._trace, self._begins = trace, begins
         self._torch: Any = None
         self._current: tuple[Training, Timers] | None = None
 
     def start(self, training: tuple[int, str], device: torch.device, steps: int) -> Timers:
         """A training begins, named by its phase's number and its model. Returns its timers."""
+        if not self.trainings:
+            self._begins()
         self.trainings[training] = observed = Training()
         if self._trace is not None:
             first = max(steps - TRACED - 1, 0)

@@ -31,7 +31,7 @@ from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.reporting.figure_files import of_scores
-from ds_distill.run.profiler import Amount
+from ds_distill.run.profiler import Amount, Profiler
 
 LENGTHS = [9, 40, 23]
 
@@ -165,7 +165,7 @@ def test_a_gpu_that_is_not_known_has_no_utilisation() -> None:
 
 def refused(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["profile", *arguments], catch_exceptions=True)
-    assert done.exit_code != 0
+    assert done.exit_code != 0 and "A short run" not in done.output
     return str(done.exception) if done.exit_code == 1 else done.output
 
 
@@ -181,6 +181,23 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
         "phases: [{evaluate: {split: test}}]\n"
     )
     assert "no phase trains" in refused(str(evaluates), "--folder", str(tmp_path / "work"))
+    assert "seeds=[1, 2]" in refused("quickstart", "seeds=[1,2]", "--folder", str(tmp_path / "w"))
+
+
+def test_a_profile_says_what_it_is_when_it_begins(
+    tmp_path: Path, toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said so before it refused."""
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings))
+
+    def trains(recipe: Any, path: Path, *, profiler: Profiler, **options: Any) -> None:
+        for number in range(2):
+            profiler.start((number, "student"), torch.device("cpu"), 8)
+        raise UserError("planted")
+
+    monkeypatch.setattr("ds_distill.profiling.trainings.execute", trains)
+    arguments = ["profile", str(tmp_path / "toy.yaml"), "--folder", str(tmp_path / "work")]
+    assert CliRunner().invoke(app, arguments).output.count("A short run") == 1
 
 
 def test_a_profile_that_fails_leaves_nothing_in_the_way(

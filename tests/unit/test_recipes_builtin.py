@@ -13,9 +13,11 @@ import pytest
 import torch
 import transformers as tr
 import yaml
+from typer.testing import CliRunner
 
 from ds_distill.check.models import Models
 from ds_distill.check.recipe import check_all, check_recipe
+from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants
 
@@ -567,3 +569,16 @@ def test_compact_encoders_are_as_published() -> None:
     adapt, general, again, domain, _ = load_recipe("adapt-and-distill").phases
     assert (adapt.steps, adapt.batch_size, again.start_of("adapted")) == (100000, 80, "general")
     assert (domain.follow, domain.start, general.start) == (["domain"], "adapted", "student")
+
+
+@pytest.mark.parametrize("command", [["run", "quickstart"], ["quickstart"]])
+def test_the_quickstart_takes_seeds_as_a_run_of_it_does(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("ds_distill.cli.commands.run_settings", lambda *given: asked.append(given))
+    arguments = [*command, "seeds=[1,2]", "--folder", str(tmp_path), "--resume"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [(given, _, path, _, resume)] = asked
+    assert (given.arguments(), path, resume) == (["quickstart", "seeds=[1,2]"], tmp_path, True)
