@@ -11,6 +11,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.policies import not_fitted, that_take_partial
+from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.recipe.yaml_tree import one_line
 
 
@@ -124,6 +125,8 @@ def label_notes(
                 f"teachers.{name}.labels: {len(names) - used} of its {len(names)} classes "
                 "are left out; its probabilities are over the others."
             )
+        if (note := _problem_note(of_task, config)) is not None:
+            notes.append(f"teachers.{name}: {model} {note}")
         if found is not None and found.classes is not None:
             known = ", ".join(labels[number] for number in found.classes)
             notes.append(
@@ -134,6 +137,25 @@ def label_notes(
     if len(known_in_part) == len(recipe.teachers):
         notes += _unrelated_notes(recipe, task, known_in_part)
     return notes
+
+
+def _problem_note(task: TaskSettings, config: PreTrainedConfig) -> str | None:
+    """What a teacher's configuration says of its outputs, where they can be read as the task's all
+    the same: what `check_head` refuses is none of it."""
+    stated = getattr(config, "problem_type", None)
+    if task.predicts == "class" and stated == TASKS["multi-label"].problem:
+        return (
+            f"was trained with a sigmoid for each label (problem_type={stated}), and a "
+            f"{task.type} task reads its outputs as those of one softmax: a text of several of "
+            "its labels, or of none, has one of them here."
+        )
+    if task.predicts == "labels" and stated is None:
+        return (
+            "does not say what its outputs are (problem_type in config.json), and each is taken "
+            "as the logit of a label. If it was trained with one softmax over all labels, "
+            "fine-tune it on this task first."
+        )
+    return None
 
 
 def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -> Iterator[str]:

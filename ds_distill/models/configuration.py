@@ -260,9 +260,18 @@ def check_question_answerer(
         )
 
 
+_OUTPUTS = {
+    "single_label_classification": "one softmax over all labels",
+    "multi_label_classification": "a sigmoid for each label",
+    "regression": "numbers",
+}
+"""What the outputs of a sequence classifier are, by transformers' `problem_type`."""
+
+
 def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> None:
-    """Raises UserError for a checkpoint whose configuration lists no trained head for the task, or
-    one with another number of outputs than all heads for such tasks have."""
+    """Raises UserError for a checkpoint whose configuration lists no trained head for the task, one
+    with another number of outputs than all heads for such tasks have, or one whose outputs mean
+    something else."""
     kinds = getattr(config, "architectures", None) or []
     if kinds and not any(kind.endswith(task.heads) for kind in kinds):
         raise UserError(
@@ -274,4 +283,13 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
             f"model {reference!r} has {config.num_labels} outputs, and a {task.noun} has "
             f"{task.outputs}. Fine-tune it first (a fine-tune phase before), or use a checkpoint "
             "that was fine-tuned on such a task."
+        )
+    stated = getattr(config, "problem_type", None)
+    if stated in task.other_problems:
+        raise UserError(
+            f"model {reference!r}: its config.json has problem_type={stated}, so its outputs are "
+            f"{_OUTPUTS[stated]}, and those of a {task.name} task are {_OUTPUTS[task.problem]}. "
+            "Fine-tune it first (a fine-tune phase before), or use a checkpoint of such a "
+            f"training. If it was trained as that, set problem_type={task.problem} in its "
+            "config.json."
         )

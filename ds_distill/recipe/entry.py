@@ -124,6 +124,10 @@ class TaskEntry(ConfiguredEntry):
     """What a model with such a head is called."""
     outputs: int | None = None
     """How many outputs the head has, where the task's labels do not say."""
+    problem: str | None = None
+    """transformers' `problem_type` of a model with such a head, where it has one."""
+    other_problems: tuple[str, ...] = ()
+    """Others' whose outputs cannot be read as this task's."""
     label_term: str = "cross_entropy"
     """The term by which a model is fine-tuned on labels where the recipe names none."""
     checks_model: str | None = None

@@ -74,7 +74,7 @@ class Desk:
         folder = self.root / "m"
         shutil.copytree(self.model, folder)
         if classes is not None:
-            changes = {
+            changes = changes | {
                 "architectures": ["BertForSequenceClassification"],
                 "id2label": {str(number): label for number, label in enumerate(classes)},
                 "label2id": {label: number for number, label in enumerate(classes)},

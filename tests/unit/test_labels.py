@@ -13,14 +13,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.check.labels import label_notes
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.phases.evaluate import with_head
 from ds_distill.recipe.data import Data
 from ds_distill.recipe.schema import Recipe, Teacher
-from ds_distill.recipe.tasks import MultiLabel, SingleLabel, TaskSettings
+from ds_distill.recipe.tasks import TASKS, MultiLabel, SingleLabel, TaskSettings
 from ds_distill.run.run import Run
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -278,3 +280,39 @@ def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
         reference = run.reference("t", 0)
         found[task] = with_head(run, reference), reference.label_map is not None
     assert found == {"moods": (True, True), "topics": (False, False)}
+
+
+@pytest.mark.parametrize(
+    ("task", "stated", "refused", "noted"),
+    [
+        ("single-label", None, None, None),
+        ("single-label", "single_label_classification", None, None),
+        ("single-label", "multi_label_classification", None, "a sigmoid for each label"),
+        ("single-label", "regression", "outputs are numbers", None),
+        ("multi-label", None, None, "does not say what its outputs are"),
+        ("multi-label", "multi_label_classification", None, None),
+        ("multi-label", "single_label_classification", "one softmax over all labels", None),
+        ("multi-label", "regression", "outputs are numbers", None),
+        ("token-classification", "single_label_classification", None, None),
+    ],
+)
+def test_what_a_teachers_outputs_are_its_configuration_says(
+    task: str, stated: str | None, refused: str | None, noted: str | None
+) -> None:
+    config = tr.BertConfig(id2label=dict(enumerate(["bad", "good"])), problem_type=stated)
+    if refused is not None:
+        with pytest.raises(UserError, match=f"problem_type={stated}.*{refused}.*set problem_type="):
+            check_head("m", config, TASKS[task])
+        return
+    check_head("m", config, TASKS[task])
+    recipe = Recipe.model_validate(
+        {
+            "name": "one",
+            "task": {"type": task, "data": {"path": "data"}},
+            "teachers": {"t": {"model": "m"}},
+            "student": {"model": "m"},
+            "phases": [{"evaluate": {}}],
+        }
+    )
+    notes = label_notes(recipe, "task", ["bad", "good"], {"t": config})
+    assert (notes == []) if noted is None else (len(notes) == 1 and noted in notes[0])

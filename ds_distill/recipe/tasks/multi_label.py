@@ -30,6 +30,8 @@ ENTRY = TaskEntry(
     over="labels",
     heads=("ForSequenceClassification",),
     noun="classifier",
+    problem="multi_label_classification",
+    other_problems=("single_label_classification", "regression"),
     pipeline="text-classification",
     usage=partial(classifier_usage, all_scores=True),
 )

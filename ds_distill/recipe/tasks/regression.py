@@ -39,6 +39,7 @@ ENTRY = TaskEntry(
     heads=("ForSequenceClassification",),
     noun="regression model",
     outputs=1,
+    problem="regression",
     label_term="mse",
     pipeline="text-classification",
     usage=_usage,

@@ -26,6 +26,8 @@ ENTRY = TaskEntry(
     over="classes",
     heads=("ForSequenceClassification",),
     noun="classifier",
+    problem="single_label_classification",
+    other_problems=("regression",),
     pipeline="text-classification",
     usage=classifier_usage,
 )
