@@ -171,9 +171,29 @@ def _load(
             f"model {reference!r}: the checkpoint does not fit its config.json: it has no weights "
             f"of the right name and size for {_some(lost)}. Use the files of one model."
         )
+    beyond = [key for key in info["unexpected_keys"] if _is_of_body(key, body)]
+    if beyond:
+        raise UserError(
+            f"model {reference!r}: the checkpoint does not fit its config.json: it has "
+            f"{len(beyond)} weights of the encoder that a {model.config.model_type} of that "
+            f"config.json has not, {_some(beyond)}, and would say other things without them. Use "
+            "the files of one model, as save_pretrained writes them."
+        )
     if model.config.model_type == "mobilebert":
         hide_padding(model)
     return model, missing
+
+
+_COMPUTED = ("position_ids", "token_type_ids", "inv_freq", "pooler")
+"""In the names of weights that a body may lack: buffers that it computes, and the first layer of
+heads for other tasks."""
+
+
+def _is_of_body(name: str, body: str) -> bool:
+    """Whether a weight is of the encoder, and no buffer of it. body: what such names begin with;
+    a checkpoint without a head may leave it out."""
+    inside = name.startswith((body, "encoder.", "embeddings.", "transformer.", "layers."))
+    return inside and not any(part in name for part in _COMPUTED)
 
 
 def _random(

@@ -6,6 +6,7 @@ Nothing here imports torch, so that `ds-distill check` is fast.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from math import prod
 from pathlib import Path
 
@@ -23,6 +24,26 @@ ALLOWANCE = 1 << 24
 table of positions that are computed, a head for another task."""
 
 _ADAPTER = "adapter_config.json"
+
+_WRAPPERS = {
+    "module": "DataParallel or DistributedDataParallel",
+    "_orig_mod": "torch.compile",
+    "_forward_module": "Lightning",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "torch's activation checkpointing",
+}
+"""What puts a part of its own into the names of a model's weights."""
+
+_LORA = re.compile(r"(^base_model\.model\.|(^|\.)(lora_|base_layer\.|modules_to_save\.))")
+
+_LAYER = re.compile(
+    r"((?:\w+\.)*?)(?:(encoder|transformer)\.)?(layers?|albert_layer_groups)\.(\d+)\."
+)
+"""A weight of a layer: what its name begins with, where the stack of layers is, its name, and the
+layer's number."""
+
+_BODIES = ("bert", "roberta", "deberta", "transformer", "new")
+"""What the names of a body begin with in types that are called otherwise."""
 
 
 def check_weights(reference: str, config: PreTrainedConfig, revision: str | None = None) -> None:
@@ -62,18 +83,19 @@ def check_weights(reference: str, config: PreTrainedConfig, revision: str | None
                 raise UserError(
                     f"{index} lists {file.name}, which is missing. Copy the model again."
                 )
-    tensors = numel = 0
+    names, numel = list[str](), 0
     for file in files:
         try:
             with safe_open(file, "np") as weights:
-                names = list(weights.keys())
-                tensors += len(names)
-                numel += sum(prod(weights.get_slice(name).get_shape()) for name in names)
+                here = list(weights.keys())
+                names += here
+                numel += sum(prod(weights.get_slice(name).get_shape()) for name in here)
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{file}: not readable as safetensors: {error}. Copy the model again."
             ) from error
-    _check_sizes(reference, config, tensors, numel)
+    _check_sizes(reference, config, len(names), numel)
+    _check_names(reference, config, names)
 
 
 def _fetched(reference: str, name: str, revision: str | None) -> Path | None:
@@ -141,4 +163,45 @@ def _check_sizes(reference: str, config: PreTrainedConfig, tensors: int, numel: 
             f"model {reference!r}: its config.json has num_hidden_layers="
             f"{of('num_hidden_layers')}, far more than the {tensors} weights in its safetensors "
             "files are of. Use the files of one model."
+        )
+
+
+def _check_names(reference: str, config: PreTrainedConfig, names: list[str]) -> None:
+    """Raises UserError for names of weights that transformers would pass over in silence, with
+    random weights in their place: of a model inside of another module, of an adapter, or of more
+    layers or fewer than its config.json has."""
+    fix = "Load it as it was trained, and call save_pretrained of the transformers model in it."
+    for name in names:
+        if wrapper := next((part for part in name.split(".") if part in _WRAPPERS), None):
+            raise UserError(
+                f"model {reference!r}: its weights are named as {_WRAPPERS[wrapper]} names them, "
+                f"such as {name}, and transformers' own names are without {wrapper}. {fix}"
+            )
+        if _LORA.search(name):
+            raise UserError(
+                f"model {reference!r}: it has weights of an adapter, such as {name}, which change "
+                "those of another model. Merge the two (peft's merge_and_unload), and save what "
+                "comes out."
+            )
+    of_layers = [found for name in names if (found := _LAYER.match(name))]
+    if not of_layers:
+        return
+    [(prefix, _)] = Counter(found[1] for found in of_layers).most_common(1)
+    own = [found for found in of_layers if found[1] == prefix]
+    allowed = {"", *_BODIES, config.model_type.replace("-", "_")}
+    if own[0][2] is None:  # ModernBERT and others: model.layers
+        allowed.add("model")
+    if prefix.removesuffix(".") not in allowed:
+        raise UserError(
+            f"model {reference!r}: its weights are named as parts of another module, such as "
+            f"{own[0].string}, and the names of a {config.model_type} of transformers are without "
+            f"{prefix} in front. {fix}"
+        )
+    count = 1 + max(int(found[4]) for found in own)
+    if own[0][3] != "albert_layer_groups" and count != config.num_hidden_layers:
+        raise UserError(
+            f"model {reference!r}: the checkpoint does not fit its config.json: that has "
+            f"num_hidden_layers={config.num_hidden_layers}, and there are weights of {count} "
+            "layers. Use the files of one model; a student of some of its layers is made by "
+            "student.layers."
         )

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import transformers as tr
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
@@ -367,7 +367,7 @@ def test_a_checkpoint_without_a_head_is_no_classifier(tmp_path, part):
     ("changes", "named"),
     [
         ({"vocab_size": 70}, "word_embeddings"),
-        ({"num_hidden_layers": 7}, r"layer\.5.* and \d+ more"),
+        ({"num_hidden_layers": 7}, rf"num_hidden_layers=7, .* of {LAYERS} layers"),
         ({"model_type": "roberta", "architectures": ["RobertaModel"]}, r"roberta\.embeddings"),
     ],
 )
@@ -463,6 +463,102 @@ def test_a_program_is_no_package_with_a_model(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as of a script
     with pytest.raises(UserError, match="'__main__' is not installed"):
         resolve_model("pkg:__main__/model")
+
+
+def rename(folder, change):
+    """The weights in a model's folder under other names, or beside others."""
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+def behind(prefix):
+    return lambda weights: {f"{prefix}{name}": weight for name, weight in weights.items()}
+
+
+def beside(*names):
+    return lambda weights: {**weights, **{name: torch.ones(2) for name in names}}
+
+
+LAYER = "encoder.layer.0.attention"
+
+
+@pytest.mark.parametrize("body", [True, False])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (behind("module."), "DistributedDataParallel names them, such as module"),
+        (behind("module._orig_mod."), "without module"),
+        (behind("_orig_mod."), r"torch\.compile names them, such as _orig_mod"),
+        (
+            lambda weights: {
+                name.replace("layer.0.", "layer.0._orig_mod."): weight
+                for name, weight in weights.items()
+            },
+            r"torch\.compile names them",
+        ),
+        (behind("base_model.model."), "weights of an adapter"),
+        (beside(f"bert.{LAYER}.self.query.lora_A.weight"), "weights of an adapter"),
+        (behind("model."), "parts of another module"),
+        (behind("encoder."), "parts of another module"),
+        (behind("net.bert."), r"without net\.bert\."),
+        (
+            beside(f"bert.encoder.layer.{LAYERS}.output.dense.bias"),
+            f"num_hidden_layers={LAYERS}, .* of {LAYERS + 1} layers",
+        ),
+        (
+            lambda weights: {
+                name: weight
+                for name, weight in weights.items()
+                if f"layer.{LAYERS - 1}." not in name
+            },
+            f"num_hidden_layers={LAYERS}, .* of {LAYERS - 1} layers",
+        ),
+    ],
+)
+def test_names_that_do_not_fit_are_told_from_the_headers(tmp_path, change, says, body):
+    """Of a checkpoint of the body alone, whose names are without its prefix, too."""
+    model = classifier("bert")
+    (model.bert if body else model).save_pretrained(tmp_path)
+
+    def changed(weights):
+        if not body:
+            return change(weights)
+        whole = change({f"bert.{name}": weight for name, weight in weights.items()})
+        return {name.replace("bert.", "", 1): weight for name, weight in whole.items()}
+
+    rename(tmp_path, changed)
+    with pytest.raises(UserError, match=says.replace(r"net\.bert\.", r"net\.")):
+        check_weights(str(tmp_path), load_config(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        ([f"bert.{LAYER}.self.gate.weight"], r"1 weights of the encoder .*self\.gate\.weight"),
+        (["bert.embeddings.gate", "bert.embeddings.more"], "2 weights of the encoder"),
+        (["bert.embeddings.position_ids", "bert.pooler.more.weight", "loss_fct.weight"], None),
+        (["cls.predictions.bias", "lm_head.bias", "mask_predictions.dense.bias"], None),
+    ],
+)
+@pytest.mark.parametrize("body", [True, False])
+def test_weights_that_the_encoder_has_not_are_refused(tmp_path, names, refused, body):
+    """They would be dropped, and what is left would be another model. Of other heads none is read."""
+    model = classifier("bert")
+    (model.bert if body else model).save_pretrained(tmp_path)
+    rename(tmp_path, beside(*(name.removeprefix("bert." if body else "") for name in names)))
+    if refused is None:
+        load(tmp_path, new_head=body)
+        return
+    with pytest.raises(UserError, match=rf"does not fit its config\.json: .*{refused}"):
+        load(tmp_path, new_head=body)
+
+
+@each_family
+@pytest.mark.parametrize("kind", ["whole", "body"])
+def test_the_names_of_each_family_fit(tmp_path, family, kind):
+    model = classifier(family)
+    (model if kind == "whole" else model.base_model).save_pretrained(tmp_path)
+    check_weights(str(tmp_path), load_config(str(tmp_path)))
 
 
 def test_an_adapter_is_no_model(folder):
