@@ -33,23 +33,51 @@ class LabelDoubt:
     """Label for which each output most likely stands; None where no other order is better than the
     commonest label."""
     accuracy_in_order: float
+    scores: tuple[float, float] | None = None
+    """By the task's metric, where that is another: the classifier's, and that of always answering
+    the commonest label."""
+    is_better: bool = False
+    """Whether the first of the scores is better: a detector of a rare class may be right less often
+    than one that never finds it."""
 
     @property
     def is_worthless(self) -> bool:
-        return self.accuracy <= self.share
+        return self.accuracy <= self.share and not self.is_better
 
     @property
     def is_below(self) -> bool:
-        """Whether it is right less often than that label, beyond chance."""
+        """Whether it is right less often than that label, beyond chance, and no better by the
+        task's metric."""
         right = round(self.accuracy * self.examples)
-        return bool(bdtr(right, self.examples, self.share) < CHANCE)
+        return not self.is_better and bool(bdtr(right, self.examples, self.share) < CHANCE)
 
     @property
     def is_reordered(self) -> bool:
-        """Whether it is no better than that label, and in another order better beyond chance."""
+        """Whether it is right no more often than that label, and in another order more often beyond
+        chance."""
         right = round(self.accuracy_in_order * self.examples)
         better = bool(bdtrc(right - 1, self.examples, self.share) < CHANCE)
-        return self.is_worthless and self.order is not None and better
+        return self.accuracy <= self.share and self.order is not None and better
+
+    @property
+    def is_halved(self) -> bool:
+        """Whether another order leaves at most half of the errors."""
+        wrong = [round(self.examples * (1 - a)) for a in (self.accuracy, self.accuracy_in_order)]
+        return self.order is not None and wrong[1] <= wrong[0] / 2
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.is_worthless or self.is_reordered or self.is_halved
+
+
+@dataclass(frozen=True)
+class NumberDoubt:
+    """A model of numbers whose squared error is above that of always the mean label."""
+
+    error: float
+    """Mean squared error."""
+    error_of_mean: float
+    is_worthless = True
 
 
 def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> LabelDoubt | None:
@@ -83,5 +111,4 @@ def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Lab
         order=order.tolist() if better else None,
         accuracy_in_order=best / len(truth),
     )
-    halved = better and len(truth) - best <= (len(truth) - right) / 2
-    return found if found.is_worthless or halved else None
+    return found if found.is_doubtful else None

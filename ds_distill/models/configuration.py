@@ -153,6 +153,17 @@ def pools_all_tokens(config: PreTrainedConfig) -> bool:
     return getattr(config, "classifier_pooling", None) in ("mean", "late")
 
 
+def output_function(config: PreTrainedConfig) -> tuple[str, str | None]:
+    """The key and the name of the function that sentence-transformers puts behind the output of a
+    cross-encoder, which transformers does not; None without one, and for one that changes
+    nothing."""
+    own, old = "sentence_transformers", "sbert_ce_default_activation_function"
+    name = (getattr(config, own, None) or {}).get("activation_fn")
+    key = f"{own}.activation_fn" if name else old
+    name = name or getattr(config, old, None)
+    return key, None if name is None or name.endswith("Identity") else name
+
+
 def takes_packed(config: PreTrainedConfig) -> bool:
     """Whether a model can run without padding; DeBERTa on a GPU also needs flashdeberta."""
     if config.model_type == "deberta-v2":  # a convolution would mix neighbouring examples

@@ -161,7 +161,19 @@ def _load(
             f"{type(error).__name__}: {first_line(error)} Use the files of one model, as "
             "save_pretrained writes them."
         ) from error
-    # Random weights: missing in the file, or of another size (name, its shape, the model's).
+    missing = _random_weights(reference, model, info)
+    if model.config.model_type == "mobilebert":
+        hide_padding(model)
+    return model, missing
+
+
+def _random_weights(reference: str, model: PreTrainedModel, info: dict[str, Any]) -> list[str]:
+    """The weights of a head that were left at random: missing in the file, or of another size.
+    Raises UserError where they are of the encoder, or the file has more of that.
+
+    info: of transformers' `output_loading_info`; of another size are (name, its shape, the
+        model's).
+    """
     missing = [key for key in info["missing_keys"] if "position_ids" not in key]
     missing += [key for key, *_ in info["mismatched_keys"]]
     body = f"{model.base_model_prefix}."
@@ -179,9 +191,7 @@ def _load(
             f"config.json has not, {_some(beyond)}, and would say other things without them. Use "
             "the files of one model, as save_pretrained writes them."
         )
-    if model.config.model_type == "mobilebert":
-        hide_padding(model)
-    return model, missing
+    return missing
 
 
 _COMPUTED = ("position_ids", "token_type_ids", "inv_freq", "pooler")

@@ -67,8 +67,8 @@ class Teacher(Section):
     below_majority: Literal["stop", "warn"] = "stop"
     """Before a student learns from it, each teacher is scored on `validation`, where that has
     labels. One that is right there less often, beyond chance, than always answering the commonest
-    label, such as a classifier whose classes are in another order, ends the run, or is warned
-    of."""
+    label, and no better by the task's metric, such as a classifier whose classes are in another
+    order, ends the run, or is warned of."""
 
     @classmethod
     def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.groups import few_groups
-from ds_distill.evaluation.label_order import LabelDoubt
-from ds_distill.models.configuration import load_config
+from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
+from ds_distill.models.configuration import load_config, output_function
 from ds_distill.models.labels import LabelMap, class_names
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.yaml_tree import one_line
@@ -90,18 +90,22 @@ def doubt_text(
     run: Run,
     reference: ModelReference,
     split: str,
-    found: LabelDoubt,
+    found: LabelDoubt | NumberDoubt,
     classes: Sequence[int] | None,
 ) -> str:
     """What is doubtful of a teacher, and what may be done.
 
     classes: class ids on whose examples it was judged; None for all.
     """
+    if isinstance(found, NumberDoubt):
+        return _of_numbers(reference, split, found)
     where = split if classes is None else f"the examples of its classes in {split}"
-    fact = (
-        f"accuracy {found.accuracy:.1%} on {where}, where always predicting {found.majority!r} has "
-        f"{found.share:.1%}."
-    )
+    own, constant = f"accuracy {found.accuracy:.1%}", f"{found.share:.1%}"
+    if found.scores is not None:
+        metric = run.kind.metric
+        value, of_constant = map(metric.shown_as, found.scores)
+        own, constant = f"{own} and {metric.title} {value}", f"{constant} and {of_constant}"
+    fact = f"{own} on {where}, where always predicting {found.majority!r} has {constant}."
     if reference.trained:
         return fact
     if found.order is None:
@@ -126,3 +130,25 @@ def doubt_text(
         f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: if "
         f"that is how it was trained, set teachers.{reference.name}.labels to {one_line(order)}."
     )
+
+
+def _of_numbers(reference: ModelReference, split: str, found: NumberDoubt) -> str:
+    fact = (
+        f"mean squared error {found.error:.4g} on {split}, where always predicting the mean label "
+        f"has {found.error_of_mean:.4g}."
+    )
+    if reference.trained:
+        return fact
+    fix = (
+        "Fine-tune it on this task first, or give its numbers on the labels' scale in a file "
+        f"(teachers.{reference.name}.predictions)."
+    )
+    if reference.predictions is None:
+        config = load_config(reference.model, reference.revision)
+        key, function = output_function(config)
+        if function is not None:
+            return (
+                f"{fact} Its config.json has {key}={function}, which sentence-transformers puts "
+                f"behind its output: here it is what the model computes before that. {fix}"
+            )
+    return f"{fact} Its numbers may be on another scale than the labels. {fix}"

@@ -11,7 +11,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
-from ds_distill.evaluation.label_order import LabelDoubt
+from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
 from ds_distill.files import write_json
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import model_at
@@ -175,10 +175,12 @@ def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None
     return [run.labels.index(label) for label in phase.focus.classes]
 
 
-def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt) -> bool:
+def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt | NumberDoubt) -> bool:
     """Whether it is below its commonest label, or no better and better in another order; both
     beyond chance. Among words, nearly all of which may be O, one that finds entities can be below
-    that label, too."""
+    that label, too. Numbers on another scale can be right in their order."""
+    if isinstance(found, NumberDoubt):
+        return False
     below = found.is_below and run.task.predicts != "tag"
     return below or (found.is_reordered and not reference.trained)
 

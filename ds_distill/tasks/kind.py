@@ -17,7 +17,7 @@ from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.predict import Bar, ModelRunner
-from ds_distill.evaluation.label_order import LabelDoubt
+from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
 from ds_distill.evaluation.scores import build_metrics
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_model
@@ -192,8 +192,9 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     def label_doubt(
         self, predictions: Predictions, examples: Examples, classes: Sequence[int] | None = None
-    ) -> LabelDoubt | None:
-        """Whether a model's labels may be in another order than the task's.
+    ) -> LabelDoubt | NumberDoubt | None:
+        """Whether a model's labels may be in another order than the task's, or its numbers on
+        another scale.
 
         classes: class ids that a partial teacher knows, on whose examples alone it is judged. What
             is returned is of them: `LabelDoubt.order` numbers them from 0.

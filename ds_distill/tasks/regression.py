@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
+from ds_distill.evaluation.label_order import NumberDoubt
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import regression_report
 from ds_distill.models.labels import LabelMap
@@ -81,3 +82,11 @@ class RegressionKind(SequenceKind[Regression]):
         mean = labels.mean(dtype=np.float64)
         answer = {"answer": f"{mean:.4g}", "rule": "the mean label", "split": source}
         return np.full((len(examples), 1), mean), answer
+
+    def label_doubt(
+        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+    ) -> NumberDoubt | None:
+        scored = self.scored(predictions, examples)
+        error = float(np.square(scored.predicted - scored.labels).mean())
+        of_mean = float(scored.labels.var())
+        return NumberDoubt(error, of_mean) if error > of_mean > 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks.labelled import LabelledTask
 from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.sequence import SequenceKind
+from ds_distill.types import LACKING
 
 
 class Classification(SequenceKind[LabelledTask]):
@@ -63,13 +66,30 @@ class OneLabelKind(Classification):
     def label_doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
     ) -> LabelDoubt | None:
-        if classes is None:
-            return label_doubt(predictions, examples.counted_labels, self.labels)
-        known = list(classes)
+        labels, known = examples.counted_labels, list(classes or range(len(self.labels)))
         column_of = np.full(len(self.labels) + 1, -1)  # the last is of unlabelled examples
         column_of[known] = np.arange(len(known))
         names = [self.labels[number] for number in known]
-        return label_doubt(predictions[:, known], column_of[examples.counted_labels], names)
+        found = label_doubt(predictions[:, known], column_of[labels], names)
+        if (
+            found is None
+            or self.metric.name == Accuracy.name
+            or (classes and examples.words is not None)
+        ):
+            return found
+        # By the task's metric, too: on the examples of these classes, among which it chooses.
+        own = np.where(np.isin(labels, known), labels, -1)
+        judged = examples if examples.words is not None else replace(examples, labels=own)
+        among = np.full_like(predictions, LACKING)
+        among[:, known] = predictions[:, known]
+        shares = class_log_shares(own[own >= 0], len(self.labels))
+        constant = np.tile(shares, (len(predictions), 1))
+        value, of_constant = (
+            self.metric.value(self.scored(each, judged)) for each in (among, constant)
+        )
+        better = self.metric.is_better(value, of_constant)
+        found = replace(found, scores=(value, of_constant), is_better=better)
+        return found if found.is_doubtful else None
 
 
 class SingleLabelKind(OneLabelKind):

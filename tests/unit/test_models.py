@@ -542,7 +542,7 @@ def test_names_that_do_not_fit_are_told_from_the_headers(tmp_path, change, says,
 )
 @pytest.mark.parametrize("body", [True, False])
 def test_weights_that_the_encoder_has_not_are_refused(tmp_path, names, refused, body):
-    """They would be dropped, and what is left would be another model. Of other heads none is read."""
+    """They would be dropped, and what is left would be another model. Other heads are."""
     model = classifier("bert")
     (model.bert if body else model).save_pretrained(tmp_path)
     rename(tmp_path, beside(*(name.removeprefix("bert." if body else "") for name in names)))

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers as tr
 
+from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
-from ds_distill.run.label_warnings import warn_of_teachers
-from ds_distill.run.teacher_scores import _focus, _ready, _teaches_nothing
+from ds_distill.recipe.tasks import Regression, SingleLabel
+from ds_distill.run.label_warnings import doubt_text, warn_of_teachers
+from ds_distill.run.records import read_teacher_scores
+from ds_distill.run.teacher_scores import _focus, _keep, _ready, _teaches_nothing
+from ds_distill.tasks.regression import RegressionKind
+from ds_distill.tasks.single_label import SingleLabelKind
 
 NAMES = ["a", "b", "c"]
 
@@ -106,3 +114,115 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> Non
         [text] = warn_of_teachers(run, "evaluate", "test", [one], {name: None}, None, role)  # type: ignore[arg-type]
         assert text.startswith(f"{called}: accuracy 25.0% on test")
         assert lines[-1] == f"WARNING: {text}" and events[-1] == text
+
+
+MAJORITY = [0] * 90 + [1] * 10
+FINDS = [0] * 60 + [1] * 40  # all of the rare class, and 30 others: right 70 times, not 90
+MISSES = [1] * 30 + [0] * 70  # none of the rare class, and 30 others
+SHOWN_BY = {
+    "macro_f1": ("accuracy 60.0% and macro F1 37.5%", "has 90.0% and 47.4%"),
+    "f1": ("accuracy 60.0% and F1 0.0%", "has 90.0% and 0.0%"),
+    "auc": ("accuracy 60.0% and AUC 33.3%", "has 90.0% and 50.0%"),
+    "macro_recall": ("accuracy 60.0% and macro recall 33.3%", "has 90.0% and 50.0%"),
+}
+
+
+def kind_of(metric: str) -> SingleLabelKind:
+    settings: Any = {"type": "single-label", "data": {"path": "x"}, "metric": metric}
+    return SingleLabelKind(SingleLabel.model_validate(settings), ["no", "yes"])
+
+
+@pytest.mark.parametrize("metric", ["accuracy", *SHOWN_BY])
+@pytest.mark.parametrize("of_part", [False, True])
+def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(
+    metric: str, of_part: bool
+) -> None:
+    """Among 90 without it, one that finds all 10 and takes 30 others for them is right 70 times,
+    and always `no` 90 times."""
+    kind, labels = kind_of(metric), np.array(MAJORITY)
+    classes = None
+    if of_part:  # one that knows two of three classes is judged on their examples alone
+        settings = kind.settings
+        kind = SingleLabelKind(settings.model_copy(), ["no", "other", "yes"])
+        if metric in ("f1", "auc"):
+            return
+        classes, labels = (0, 2), np.array([2 * label for label in MAJORITY] + [1] * 50)
+    examples = Examples(torch.arange(2 * len(labels)).view(-1, 2), labels)
+    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="class"), kind=kind)
+    reference: Any = SimpleNamespace(trained=True)
+
+    def found(told: list[int]) -> Any:
+        outputs = np.array(told if classes is None else [2 * one for one in told] + [0] * 50)
+        return kind.label_doubt(np.eye(len(kind.labels))[outputs], examples, classes)
+
+    detector, useless = found(FINDS), found(MISSES)
+    assert (detector is None) is (metric != "accuracy"), detector
+    assert detector is None or _teaches_nothing(run, reference, detector)
+    assert _teaches_nothing(run, reference, useless), "by no metric is it better than always `no`"
+    text = doubt_text(run, reference, "validation", useless, classes)
+    if metric != "accuracy":
+        own, constant = SHOWN_BY[metric]
+        assert text.startswith(own) and text.endswith(f"always predicting 'no' {constant}."), text
+    else:
+        assert text.startswith("accuracy 60.0% on"), text
+
+
+def test_an_order_that_is_wrong_is_told_whatever_the_metric() -> None:
+    labels = np.array([0] * 50 + [1] * 30 + [2] * 20)
+    kind = kind_of("macro_f1")
+    kind = SingleLabelKind(kind.settings, ["a", "b", "c"])
+    examples = Examples(torch.arange(200).view(-1, 2), labels)
+    told = np.array([1] * 50 + [0] * 30 + [2] * 20)  # the first two are swapped
+    found = kind.label_doubt(np.eye(3)[told], examples)
+    assert found is not None and found.order == [1, 0, 2]
+    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="class"))
+    assert _teaches_nothing(run, SimpleNamespace(trained=False), found)  # type: ignore[arg-type]
+
+
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, f".activation_fn={SIGMOID}, which"),
+        ({"sbert_ce_default_activation_function": SIGMOID}, f"_function={SIGMOID}, which"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}, "another scale"),
+        ({"sentence_transformers": None}, "another scale"),
+        ({}, "another scale"),
+    ],
+)
+def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_output(
+    keys: dict[str, Any], says: str, tmp_path: Path, toy_settings: dict[str, Any]
+) -> None:
+    tr.BertConfig(num_labels=1, **keys).save_pretrained(tmp_path / "m")
+    lines: list[str] = []
+    log = SimpleNamespace(info=lines.append, event=lambda kind, **about: None)
+    settings: Any = {"type": "regression", "data": {"path": "x"}}
+    run = run_of(
+        toy_settings,
+        [CACHE, DISTIL],
+        log=log,
+        kind=RegressionKind(Regression.model_validate(settings), []),
+        world=SimpleNamespace(barrier=lambda: None, is_main=True),
+        folder=SimpleNamespace(teacher_scores=tmp_path / "s.json", from_here=str),
+        knows=lambda reference, examples: np.ones(len(examples), dtype=bool),
+    )
+    run.task = run.kind.settings
+    one: Any = SimpleNamespace(
+        name="first", model=str(tmp_path / "m"), revision=None, predictions=None
+    )
+    one.label_map, one.trained = None, False
+    examples = Examples(torch.arange(8).view(-1, 2), np.array([0.0, 1, 0, 1], dtype=np.float32))
+    for of_model, doubted in (([-4.0, 4, -4, 4], True), ([0.4, 0.6, 0.4, 0.6], False)):
+        (tmp_path / "s.json").unlink(missing_ok=True)
+        _keep(
+            1, "distil", run, "validation", [one], {"first": np.array(of_model)[:, None]}, examples
+        )
+        [entry] = read_teacher_scores(tmp_path / "s.json")
+        assert ("doubt" in entry) is doubted
+        if doubted:
+            text = entry["doubt"]
+            assert text.startswith("mean squared error 12.5 on validation") and "has 0.25" in text
+            assert says in text and "teachers.first.predictions" in text
+            assert entry["teaches_nothing"] is False
