@@ -32,7 +32,7 @@ from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.recipe.terms import AttentionSettings, LayeredTerm, RelationKLLoss
+from ds_distill.recipe.terms import AttentionSettings, HiddenMSELoss, LayeredTerm, RelationKLLoss
 
 
 class Models:
@@ -162,7 +162,7 @@ class Models:
                     yield step.name, step.phase, configs[student], at, other
 
     def _layer_maps(self) -> Iterator[str]:
-        """Terms that compare layers which the models do not have."""
+        """Terms that compare layers which the models do not have, or states of unlike widths."""
         for name, phase, own, teacher, config in self._taught():
             for key, _, settings in phase.parts():
                 if not isinstance(settings, LayeredTerm):
@@ -172,6 +172,13 @@ class Models:
                 except ValueError as error:
                     at = f"phases.{name}.{key}.layers={settings.layers}"
                     yield f"{at}: with {teacher}, {error}."
+                widths = own.hidden_size, config.hidden_size
+                if isinstance(settings, HiddenMSELoss) and not settings.map and len({*widths}) > 1:
+                    yield (
+                        f"phases.{name}.{key}.map=false: compares states as they are, and the "
+                        f"student's states are {widths[0]} wide and those of {teacher} "
+                        f"{widths[1]}. Take the key out: a trained map then brings them together."
+                    )
 
     def _cached_layers(self) -> Iterator[str]:
         """Layers to cache that a teacher does not have."""

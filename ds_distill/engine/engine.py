@@ -14,7 +14,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import get_scheduler
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
 from ds_distill.engine.placement import Traces, fit_bucket, forget, stage3_config
@@ -38,7 +38,7 @@ STATE = "training.safetensors"
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with linear warm-up and linear decay to 0."""
+    """AdamW with linear warm-up, and decay to 0 by a `schedule` of transformers."""
 
     learning_rate: float
     weight_decay: float
@@ -46,6 +46,10 @@ class OptimizerSettings:
     warmup_steps: int
     beta2: float = 0.999
     epsilon: float = 1e-8
+    schedule: str = "linear"
+
+    def scheduler(self, adamw: torch.optim.Optimizer) -> Any:
+        return get_scheduler(self.schedule, adamw, self.warmup_steps, self.total_steps)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Engine:
                 model=bundle,
                 model_parameters=self._trained or None,
                 optimizer=self._adamw(optimizer) if optimizer else None,
-                lr_scheduler=(lambda adam: _schedule(adam, optimizer)) if optimizer else None,
+                lr_scheduler=optimizer.scheduler if optimizer else None,
                 config=fit_bucket(config, self._trained),
                 dist_init_required=False,
             )
@@ -394,7 +398,3 @@ def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.opti
         eps=settings.epsilon,
         fused=True,
     )
-
-
-def _schedule(optimizer: Any, settings: OptimizerSettings) -> Any:
-    return get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)

@@ -73,11 +73,12 @@ def _pairs_of(
 
 class HiddenMSE(LayeredTerm):
     """sum over teachers t and pairs (i, j) of MSE(H_t[j], W H_s[i]) on the states of each row, a W
-    for each teacher and pair, trained.
+    for each teacher and pair, trained; with `map: false` of MSE(H_t[j], H_s[i]), of one width.
 
     MT-BERT's multi-teacher hidden loss (Wu et al. 2021), of the last layer or of inner ones; with
     one teacher TinyBERT's loss on hidden states (Jiao et al. 2020, equation 8, where one W serves
-    all layers) and, of the pair (0, 0), on embeddings (equation 9), on rows.
+    all layers) and, of the pair (0, 0), on embeddings (equation 9), on rows. Without maps, of all
+    layers, MobileBERT's (Sun et al. 2020).
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class HiddenMSE(LayeredTerm):
         settings = HiddenMSELoss.model_validate(settings)
         depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
         widths = {name: (student_width, width) for name, width in teacher_widths.items()}
-        super().__init__(settings, _pairs_of(settings, student_depth, depths), widths)
+        pairs = _pairs_of(settings, student_depth, depths)
+        super().__init__(settings, pairs, widths if settings.map else {})
 
     @classmethod
     def build(cls, settings: HiddenMSELoss, inputs: TermInputs) -> HiddenMSE:

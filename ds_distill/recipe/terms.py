@@ -164,6 +164,9 @@ class HiddenMSELoss(LayeredTerm, RowTerm):
     """Sum over teachers and pairs of layers of MSE(H_t, W H_s) on each row's states; a W for each
     pair, trained (MT-BERT's hidden loss; TinyBERT's, and its loss on embeddings)."""
 
+    map: bool = True
+    """`false`: without W, of states of one width (MobileBERT)."""
+
 
 class CosineLoss(LayeredTerm, RowTerm):
     """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last

@@ -31,8 +31,10 @@ class Training(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     """The highest one, of AdamW."""
     warmup: Share = 0.1
-    """Share of all steps in which the learning rate rises linearly; then it falls linearly
-    to 0. Steps that fp16 skips count."""
+    """Share of all steps in which the learning rate rises linearly; then it falls to 0. Steps that
+    fp16 skips count."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How it falls: in a line, or as half a cosine."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of AdamW, on matrices alone."""
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999

@@ -107,6 +107,7 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
             round(settings.warmup * total_steps),
             beta2=settings.adam_beta2,
             epsilon=settings.adam_epsilon,
+            schedule=settings.schedule,
         ),
         student_resident=run.recipe.student_resident,
         max_length=run.task.max_length,

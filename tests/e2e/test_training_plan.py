@@ -75,7 +75,7 @@ def trained(folder: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def test_adamw_has_the_values_of_the_recipe(
+def test_adamw_and_the_rate_are_as_the_recipe_says(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, seen = Engine.train_step, []
@@ -86,8 +86,12 @@ def test_adamw_has_the_values_of_the_recipe(
 
     monkeypatch.setattr(Engine, "train_step", looked_at)
     own = {"adam_beta2": 0.5, "adam_epsilon": 1e-4, "keep": "last"}
-    run("own", {"fine-tune": {"models": "student", "steps": 1, **own}})
+    rate = {"steps": 4, "warmup": 0.25, "schedule": "cosine"}
+    folder = run("own", {"fine-tune": {"models": "student", **own, **rate}})
     assert {(group["betas"], group["eps"]) for group in seen} == {((0.9, 0.5), 1e-4)}
+    rates = [event["learning_rate"] for event in events(folder, "train")]
+    # Of the 3 steps after the warm-up: (1 + cos(pi * k / 3)) / 2 of the highest.
+    assert rates == pytest.approx([1e-2, 0.75e-2, 0.25e-2, 0])
 
 
 def weights(folder: Path) -> list[str]:

@@ -98,6 +98,33 @@ def test_hidden_mse_sums_teachers_and_pairs(layers: Any, pairs: Any, dummy: Any)
 
 
 @pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
+def test_without_a_map_states_are_compared_as_they_are(layers: Any, pairs: Any) -> None:
+    """Rohanian et al. 2022, equation 12: MSE(h_s, h_t) of each pair, neuron by neuron."""
+    term = made("hidden_mse", {"weight": 0.7, "layers": layers, "map": False}, {"t": 5})
+    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
+    taught = states([j for _, j in pairs], 5, 50)
+    batch = make_batch(dummy=[2])
+    rows = term(Signals(randn(ROWS, 2), own), {"t": Signals(randn(ROWS, 2), taught)}, None, batch)
+    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
+    wanted = [
+        0.7
+        * sum(
+            (taught[j][row, neuron].double() - exact[i][row, neuron]) ** 2 / 5
+            for i, j in pairs
+            for neuron in range(5)
+        )
+        for row in batch.row_sets["all"].tolist()
+    ]
+    close(rows, torch.stack(wanted))
+    rows.sum().backward()
+    torch.stack(wanted).sum().backward()
+    for n in own:
+        close(own[n].grad, exact[n].grad)
+    assert not [*term.parameters()]
+    assert term.idle(Signals(randn(0, 2), {n: s[:0] for n, s in own.items()})) == 0
+
+
+@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
 def test_twice_the_cosine_is_patient_kds_loss(layers: Any, pairs: Any) -> None:
     """Sun et al. 2019, equation 7, neuron by neuron; the sum over layers and the plain cosine."""
     term = made("cosine", {"weight": 2 * 1.5, "layers": layers}, {"t": 5})

@@ -536,8 +536,9 @@ def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path: Path) -> None:
     assert mistakes("ib-bert-1024") == []
     [message] = mistakes("ib-bert-2048")
     assert "its heads are 512 wide, and the kernel takes at most 256" in message
-    [message] = mistakes("bert-large")
-    assert "heads are compared one to one, and teachers.ib-bert has 16, student has 4" in message
+    states, heads = mistakes("bert-large")
+    assert "student's states are 512 wide and those of teachers.ib-bert 1024" in states
+    assert "heads are compared one to one, and teachers.ib-bert has 16, student has 4" in heads
 
 
 def test_compact_encoders_are_as_published() -> None:
@@ -566,6 +567,7 @@ def test_compact_encoders_are_as_published() -> None:
     assert losses["attention_kl"].weight * layers == pytest.approx(0.5, rel=0.01)
     assert losses["cross_entropy"].weight == 0.5
     assert {losses[name].layers for name in ("hidden_mse", "attention_kl")} == {"every"}
+    assert not losses["hidden_mse"].map
     adapt, general, again, domain, _ = load_recipe("adapt-and-distill").phases
     assert (adapt.steps, adapt.batch_size, again.start_of("adapted")) == (100000, 80, "general")
     assert (domain.follow, domain.start, general.start) == (["domain"], "adapted", "student")

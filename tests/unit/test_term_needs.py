@@ -38,6 +38,19 @@ def test_terms_on_states_take_models_of_unlike_widths(tmp_path: Path) -> None:
         assert Models(of_width, on_gpu=False).mistakes() == []
 
 
+def test_without_a_map_states_are_of_one_width(tmp_path: Path) -> None:
+    found = {}
+    for width in (32, 64):
+        (folder := tmp_path / str(width)).mkdir()
+        distil = {"distil": {"losses": {"hidden_mse": {"map": False}}}}
+        of_width = recipe(folder, {"big": width, "student": 32}, distil)
+        found[width] = Models(of_width, on_gpu=False).mistakes()
+    assert found[32] == []
+    [message] = found[64]
+    assert message.startswith("phases.distil.losses.hidden_mse.map=false: ")
+    assert "student's states are 32 wide and those of teachers.big 64" in message
+
+
 def test_states_come_from_a_cache_that_holds_them(tmp_path: Path) -> None:
     for name in ("cosine", "activation_boundary"):
         distil = {"distil": {"teachers": "cached", "losses": {name: {}}}}
