@@ -238,20 +238,6 @@ def test_continual_is_as_published() -> None:
         assert not recipe.teachers and recipe.task.type == "masked-lm"
 
 
-def test_distil_biobert_is_as_published() -> None:
-    """Temperature, layers and rates are the code's."""
-    recipe = load_recipe("distil-biobert")
-    distil, control, _ = recipe.phases
-    losses = distil.losses
-    weights = {name: term.weight for name, term in losses.items()}
-    assert weights == {"cross_entropy": 2.0, "kl": 5.0, "cosine": 1.0}
-    assert (losses["kl"].rows, losses["cosine"].rows) == ("masked", "tokens")
-    assert losses["kl"].temperature == 2 and distil.steps == control.steps == 100_000
-    assert recipe.student.layers == [0, 2, 4, 6, 8, 10]
-    rates = (distil.learning_rate, distil.warmup, distil.weight_decay)
-    assert (distil.batch_size, *rates) == (192, 5e-4, 0.05, 0.0)
-
-
 def test_minilmv2_is_as_published() -> None:
     recipe = load_recipe("minilmv2")
     [distil] = recipe.phases

@@ -1,0 +1,47 @@
+"""The values of the papers and of their authors' code, in the recipes and suites that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.sweep.suite.load import load_suite
+
+PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_values.yaml").read_text())
+ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in rows.items()]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in PUBLISHED:
+        of_suite = name.startswith("suite ")
+        reference, *overrides = name.removeprefix("suite ").split(" ")
+        found[name] = (load_suite if of_suite else load_recipe)(reference, overrides)
+    return found
+
+
+@pytest.mark.parametrize(("name", "key", "value", "source"), ROWS)
+def test_a_value_is_as_published(
+    name: str, key: str, value: Any, source: str, loaded: dict[str, Any]
+) -> None:
+    found = at(loaded[name], key)
+    assert found == value, f"{source} has {value}"
+
+
+def at(section: Any, key: str) -> Any:
+    """The value at a recipe's or suite's key."""
+    for part in key.split("."):
+        if part == "phases" and isinstance(section, Recipe):
+            section = dict(section.named_phases())
+        elif isinstance(section, Mapping):
+            section = section[part]
+        else:
+            fields = type(section).model_fields.items()
+            section = getattr(section, {f.alias: name for name, f in fields}.get(part, part))
+    return section
