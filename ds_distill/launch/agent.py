@@ -61,8 +61,9 @@ class AgentOrder:
         """The ranks of this agent's host.
 
         Not through DeepSpeed's launcher of one host: it answers SIGTERM by ending ranks one after
-        another, each after 30 seconds at the latest, and hides their exit codes. Nor through that
-        of torch (elastic): it gives each rank a session of its own, which no group can end.
+        another, each after 30 seconds at the latest, and ends with 1, whatever they end with. Nor
+        through that of torch (elastic): it gives each rank a session of its own, which no group can
+        end.
         """
         node = self.rank_of_node()
         host = list(self.hosts)[node]

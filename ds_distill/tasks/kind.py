@@ -34,8 +34,9 @@ Predictions = TypeVar("Predictions")
 
 class TaskKind(ABC, Generic[Settings, Predictions]):
     """One kind of task: its head, its batches, its predictions and their scores. To add a kind,
-    write these, its section and its entry (`ds_distill.recipe.tasks`); no other code asks which
-    kind a task is."""
+    write these, its section and its entry (`ds_distill.recipe.tasks`). Other code asks its section
+    for `rows` and `predicts`: values that no other kind has are to be added where these are
+    compared."""
 
     def __init__(self, settings: Settings, labels: list[str]) -> None:
         """labels: names of the classes, in the order of the class ids; none where it has none."""

@@ -18,11 +18,20 @@ import entity_experts
 import label_experts
 import label_sets
 import mutants
+import routing
+import routing_rule
 from pages import show, shown
 
 STUDIES: dict[str, tuple[Path, Path, str, Callable[[list[dict[str, Any]]], str]]] = {
     study.MARK: (study.RESULTS, study.PAGE, study.MARK, study.tables)
-    for study in (entity_experts, label_experts, label_sets)
+    for study in (entity_experts, label_experts, label_sets, routing)
+}
+STUDIES |= {
+    routing.RULE_MARK: (routing.RESULTS, routing.RULE_PAGE, routing.RULE_MARK, routing.rule_table),
+    routing_rule.MARK: (
+        *(routing.RESULTS, routing_rule.PAGE, routing_rule.MARK),
+        lambda _: routing_rule.text(),  # of other files, too
+    ),
 }
 
 

