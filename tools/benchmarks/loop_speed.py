@@ -24,7 +24,7 @@ import yaml
 from training_speed import LABELS, MINILM, ratio
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import OptimizerSettings, _adamw, _schedule
+from ds_distill.engine.engine import OptimizerSettings, _adamw
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.active_weights import weight_groups
@@ -62,7 +62,7 @@ class Rival(Profiler):
         self._engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            lr_scheduler=lambda adam: _schedule(adam, settings),
+            lr_scheduler=settings.scheduler,
             config=config,
             dist_init_required=False,
         )
