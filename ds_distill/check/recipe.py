@@ -28,7 +28,7 @@ from ds_distill.models.student import config_of
 from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.correction import Corrected
-from ds_distill.recipe.lineage import trained_on
+from ds_distill.recipe.lineage import shippable, students, trained_on
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.training import Training
 
@@ -109,7 +109,8 @@ def check_all(
     models = Models(recipe, on_gpu=False)
     found = [*_settings(recipe, 1), *models.mistakes()] or [*_too_large(recipe, models)]
     try:
-        of_tasks = _data(recipe, open_sources(recipe, progress))
+        sources = open_sources(recipe, progress)
+        of_tasks = _data(recipe, sources)
     except UserError as error:
         refuse([*(with_location(recipe, mistake) for mistake in found), *error.mistakes])
     teachers = models.teachers()
@@ -120,6 +121,7 @@ def check_all(
                 show(line)
     return [
         *trained_on_what_chooses(recipe),
+        *ships_the_last(recipe, sources),
         *_padding_notes(recipe, models),
         *(note for data in of_tasks for note in data.notes(teachers)),
         *(note for data in of_tasks for note in data.cut_texts(models.student_tokenizer())),
@@ -160,6 +162,7 @@ def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
     of_tasks = _data(recipe, sources)
     return [
         *trained_on_what_chooses(recipe),
+        *ships_the_last(recipe, sources),
         *(note for data in of_tasks for note in data.label_notes(teachers)),
     ]
 
@@ -193,6 +196,21 @@ def trained_on_what_chooses(recipe: Recipe) -> list[str]:
     ]
 
 
+def ships_the_last(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
+    """A note where there are several students, and nothing chooses between them."""
+    found = shippable(recipe, CHOOSING_SPLIT)
+    if len(found) < 2:
+        return []
+    number, last = found[-1]
+    source = sources[recipe.task_name(recipe.phases[number])]
+    if CHOOSING_SPLIT in source.splits:
+        return []
+    return [
+        f"the students are {', '.join(name for _, name in found)}, and there is no split "
+        f"{CHOOSING_SPLIT!r} to choose by: the last, {last}, is shipped. ships=NAME says another."
+    ]
+
+
 def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
     return {name: config_of(recipe, name) for name in recipe.encoders}
 
@@ -205,6 +223,7 @@ def _refuse(recipe: Recipe, mistakes: Iterable[str]) -> None:
 
 def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     yield from name_mistakes(recipe)
+    yield from _ships_nobody(recipe)
     yield from phase_mistakes(recipe)
     yield from label_mistakes(recipe)
     yield from _logging_mistakes(recipe)
@@ -244,6 +263,13 @@ def name_mistakes(recipe: Recipe) -> Iterator[str]:
             )
         if makes != "start":  # what is expanded is trained under the same name
             left[of_task] = number
+
+
+def _ships_nobody(recipe: Recipe) -> Iterator[str]:
+    names = dict.fromkeys(model.name for _, model in students(recipe))
+    if recipe.ships is not None and recipe.ships not in names:
+        fix = f"Name one of {', '.join(names)}." if names else "Take it out: none is trained."
+        yield f"ships={recipe.ships}: no phase trains a student of this name. {fix}"
 
 
 def _logging_mistakes(recipe: Recipe) -> Iterator[str]:

@@ -248,6 +248,9 @@ def _phase_lines(
     lines = []
     if fresh:
         lines.append(f"  - fine-tune: {{models: {one_line(list(fresh))}}}")
+    if guess.task != "masked-lm":
+        lines.append("  # The same student on labels alone: what the teachers are worth.")
+        lines.append("  - fine-tune: {name: control, models: student, save_as: labels-only}")
     routed = len(teachers) > 1 and "validation" in guess.has and guess.task in _WITH_CLASSES
     # Masks change by the epoch, so that the teachers of a masked-LM run beside the student.
     of = "" if guess.task == "masked-lm" else "teachers: cached, "
@@ -264,9 +267,6 @@ def _phase_lines(
     if partial and not routed:  # which teacher's label a text has, the data's labels say
         terms += ", cross_entropy: {}"
     lines.append(f"  - distil: {{{of}{routing}losses: {{{terms}}}}}")
-    if guess.task != "masked-lm":
-        lines.append("  # The same student on labels alone: what the teachers are worth.")
-        lines.append("  - fine-tune: {name: control, models: student, save_as: labels-only}")
     return [*lines, "  - evaluate: {split: test}"]
 
 

@@ -39,13 +39,13 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     A control is a student trained without teachers. What a phase follows is a teacher. Where a
     recipe does nothing but evaluate, its teachers teach nobody: each is a checkpoint.
     """
-    step = steps(recipe)[number]
+    *earlier, step = steps(recipe)[: number + 1]
     alone = all(PHASES[phase.kind].makes == "evaluation" for phase in recipe.phases)
     roles = dict.fromkeys(recipe.teachers, CHECKPOINT if alone else "teacher")
-    for phase in recipe.phases[:number]:
-        if PHASES[phase.kind].makes == "student":
-            roles.update(dict.fromkeys(phase.outputs, "student"))
-        for output in phase.outputs if PHASES[phase.kind].makes != "start" else ():
+    for one in earlier:
+        for output in one.phase.outputs if PHASES[one.phase.kind].makes != "start" else ():
+            if one.left()[output].distilled:
+                roles[output] = "student"
             roles.setdefault(output, "control")
     for model in recipe.followed & roles.keys():
         roles[model] = "teacher"

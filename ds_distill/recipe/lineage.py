@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ds_distill.recipe.phases import Cache, Expertise, PhaseSettings
+from ds_distill.recipe.phases import PHASES, Cache, Expertise, PhaseSettings
 from ds_distill.recipe.schema import Recipe
 
 
@@ -27,6 +27,8 @@ class Model:
     """Numbers of the phases that have, in order: models with the same have the same tokens."""
     seen: frozenset[tuple[str, str]] = frozenset()
     """(task, split) of all that it and what it came from were trained on."""
+    distilled: bool = False
+    """Whether it is a student of teachers, or one that went on without them on the same task."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Step:
             names = [phase.start_of(output)]
         starts = [self.model(name) for name in names] or [Model(output, output)]
         learnt = frozenset((self.task_name, split) for split in phase.learns_from)
+        goes_on = any(start.distilled and start.head == self.task_name for start in starts)
         return Model(
             output,
             starts[0].origin,
@@ -77,6 +80,7 @@ class Step:
             phase.vocabulary or starts[0].vocabulary,
             starts[0].expanded + ((self.number,) if phase.vocabulary else ()),
             learnt.union(*(start.seen for start in starts)),
+            PHASES[phase.kind].makes == "student" or goes_on,
         )
 
     # ------------------------------------------------------------------ of the phase's task
@@ -153,3 +157,38 @@ def trained_on(recipe: Recipe, task: str, split: str) -> list[str]:
     one."""
     made = steps(recipe)[-1].left().values()
     return [model.name for model in made if (task, split) in model.seen]
+
+
+def students(recipe: Recipe) -> list[tuple[int, Model]]:
+    """(phase number, what it left) of each training of what is distilled or came from `student`, in
+    order; in a recipe that trains no such model, of each other training."""
+    trained = [
+        (step.number, step.left()[output])
+        for step in steps(recipe)
+        for output in step.phase.outputs
+        if PHASES[step.phase.kind].makes != "start"
+    ]
+    own = [(n, model) for n, model in trained if model.distilled or model.origin == "student"]
+    return own or trained
+
+
+def shippable(recipe: Recipe, chooses: str) -> list[tuple[int, str]]:
+    """(phase number, name) of the students of which one is shipped, in order: that of `ships`, or
+    else those of the task of the last distillation, for scores on different tasks cannot be
+    compared. A name is that of its last training, which evaluations find under it.
+
+    Distilled students come before other trained ones, and those that teach no other before those
+    that do. One that was trained on the split that chooses is there only without any other.
+
+    chooses: that split.
+    """
+    found = students(recipe)
+    if recipe.ships is not None:
+        return [(n, model.name) for n, model in found if model.name == recipe.ships][-1:]
+    found = [one for one in found if one[1].distilled] or found
+    found = [one for one in found if one[1].head == found[-1][1].head]
+    final = {model.name: number for number, model in found}
+    found = [(number, model) for number, model in found if final[model.name] == number]
+    found = [one for one in found if one[1].name not in recipe.followed] or found
+    found = [one for one in found if (one[1].head, chooses) not in one[1].seen] or found
+    return [(number, model.name) for number, model in found]

@@ -198,6 +198,9 @@ class Recipe(Section):
     """Settings that every training phase starts from."""
     phases: Annotated[list[Phase], Field(min_length=1)]
     """What is done, in this order. Each is one key, the phase's kind, with its settings."""
+    ships: Name | None = None
+    """Name (`save_as`) of the student that the run ships. Default: of those that were distilled the
+    best on `validation`, or without that the last."""
     deepspeed: str = "zero1_fp32"
     """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
     `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32; one with

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import trained_on
+from ds_distill.recipe.lineage import shippable, trained_on
 from ds_distill.recipe.phases import PHASES
 
 
@@ -30,6 +31,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for task, record in zip(tasks, records, strict=True)
         for model in record.get("trained", [])
     ]
+    candidates = [name for _, name in shippable(recipe, CHOOSING_SPLIT)]
     for task, model in trained:
         add("train", task, model["split"], model["examples"], model["output"])
     for task, record in zip(tasks, records, strict=True):
@@ -40,7 +42,8 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if (chosen := model["choosing"]) is not None and chosen["keep"] == "best":
             add("choose", task, chosen["split"], chosen["examples"], f"epoch of {model['output']}")
     for task, model in trained:
-        if (chosen := model["choosing"]) is not None and len(trained) > 1:
+        among = len(candidates) > 1 and model["output"] in candidates
+        if (chosen := model["choosing"]) is not None and among:
             add("choose", task, chosen["split"], chosen["examples"], "student to ship")
     for task, record in zip(tasks, records, strict=True):
         if PHASES[record["kind"]].makes == "evaluation":
@@ -58,16 +61,8 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         if use == "judge" and others:
             warnings.append(f"the same split was used to {' and to '.join(sorted(others))}")
-        table.append(
-            {
-                "use": use,
-                "task": task,
-                "split": split,
-                "examples": examples,
-                "of": of,
-                "warnings": warnings,
-            }
-        )
+        about = {"use": use, "task": task, "split": split, "examples": examples}
+        table.append({**about, "of": of, "warnings": warnings})
     return table
 
 

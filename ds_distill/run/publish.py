@@ -13,8 +13,8 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.lineage import steps, trained_on
-from ds_distill.recipe.phases import PHASES, Distil
+from ds_distill.recipe.lineage import shippable, steps
+from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.reporting.curves import Training, trainings_of
 from ds_distill.reporting.model_card import how_to_load, model_card
@@ -148,42 +148,21 @@ def keep_settings(model: Path, task: TaskSettings) -> None:
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:
-    """(phase number, name) of the student to ship: the best on the choosing examples, by its task's
-    metric.
-
-    It is a student of the task of the last phase that distils, or else that trains: scores on
-    different tasks cannot be compared. A name is that of its last training, which evaluations find
-    under it. Distilled students come before other trained ones, and those that teach no other
-    before those that do. Of equal students the first is taken, and without choosing examples the
-    last. A student that was trained on the choosing split is taken only where there is no other.
-    """
-    trained = [
-        (number, PHASES[phase.kind].makes == "student", model)
-        for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=True))
-        for model in record.get("trained", [])
-    ]
-    if not trained:
+    """(phase number, name) of the student to ship: of those that are `shippable` the best on the
+    choosing examples, by its task's metric. Of equals the first is taken, and without choosing
+    examples the last."""
+    candidates = shippable(recipe, CHOOSING_SPLIT)
+    if not candidates:
         return None
-    last = [item for item in trained if item[1]] or trained
-    task = recipe.task_name(recipe.phases[last[-1][0]])
-    trained = [item for item in trained if recipe.task_name(recipe.phases[item[0]]) == task]
-    final = {model["output"]: number for number, _, model in trained}
-    trained = [item for item in trained if final[item[2]["output"]] == item[0]]
-    seen = trained_on(recipe, task, CHOOSING_SPLIT)
-    for preferred in (
-        [item for item in trained if item[1]],
-        [item for item in trained if item[2]["output"] not in recipe.followed],
-        [item for item in trained if item[2]["output"] not in seen],
-    ):
-        trained = [item for item in trained if item in preferred] or trained
-    metric = metric_of(recipe.tasks_by_name[task])
     scores = {
         (number, model["output"]): model["choosing"]["score"]
-        for number, _, model in trained
+        for number, record in enumerate(records)
+        for model in record.get("trained", [])
         if model["choosing"] is not None and model["choosing"]["score"] is not None
     }
-    if scores:
-        best: tuple[int, str] = metric.best(scores)
-        return best
-    number, _, model = trained[-1]
-    return number, model["output"]
+    known = {one: scores[one] for one in candidates if one in scores}
+    if not known:
+        return candidates[-1]
+    metric = metric_of(recipe.task_of(recipe.phases[candidates[-1][0]]))
+    best: tuple[int, str] = metric.best(known)
+    return best

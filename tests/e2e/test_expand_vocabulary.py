@@ -318,6 +318,12 @@ def test_a_narrow_student_of_random_weights_grows_and_learns(
         assert model["hidden_words"] > 20 and math.isfinite(model["word_loss"])
     grown = {model for model, one in found["models"].items() if "own_tokens" in one}
     assert grown == {"vekd", "vekd-da"} & {*found["models"]}
+    results = read_json(tmp_path / "run" / "results.json")
+    assert results["student"] == {"vekd-large": "vekd", "vekd-da": "vekd-da"}[name]
+    assert results["verdict"].startswith(f"Student `{results['student']}`: ")
+    assert "without teachers" not in results["verdict"]
+    shipped = AutoConfig.from_pretrained(tmp_path / "run" / "student")
+    assert shipped.vocab_size > KNOWN, "it is not the baseline"
     [pair] = [
         one for one in found["comparisons"] if {one["student"], one["other"]} == {"vekd", "bert"}
     ]

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from ds_distill.check.recipe import trained_on_what_chooses
+from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.split_uses import uses
@@ -98,6 +99,47 @@ def test_of_equals_the_first_and_without_choosing_examples_the_last():
     assert choose_student(recipe_of({"evaluate": {}}), [{"kind": "evaluate"}]) is None
     control = recipe_of(CONTROL)
     assert choose_student(control, [record_of("fine-tune", {"control": 0.4})]) == (0, "control")
+
+
+CHAIN = [
+    {"distil": {"name": "general", "save_as": "general", **LOSSES}},
+    {"fine-tune": {"models": "general", "save_as": "adapted"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("phases", "student"),
+    [
+        (CHAIN, "adapted"),  # a student that goes on alone, and was the baseline of itself
+        ([*CHAIN, {"distil": {"follow": "t", "start": "adapted", **LOSSES}}], "student"),
+        ([*CHAIN, CONTROL], "adapted"),
+        ([{"fine-tune": {"models": "student"}}, {"fine-tune": {"models": "t"}}], "student"),
+        ([{"fine-tune": {"models": ["t", "u"]}}], "u"),
+    ],
+)
+def test_what_goes_on_from_a_distilled_student_is_one(phases, student):
+    """It counted as a control, and the step before it was shipped."""
+    records = [
+        record_of("any", dict.fromkeys(phase.outputs)) for phase in recipe_of(*phases).phases
+    ]
+    assert choose_student(recipe_of(*phases), records)[1] == student
+    roles = models_to_evaluate(recipe_of(*phases, {"evaluate": {}}), len(phases))
+    distils = any("distil" in phase for phase in phases)
+    assert student == "u" or roles[student] == ("student" if distils else "control")
+    assert roles.get("control", "control") == "control"
+
+
+def test_the_student_that_a_recipe_names_is_shipped_whatever_chooses():
+    names = ("average", "random", "ca-mkd")
+    records = [
+        record_of("distil", dict.fromkeys(names, 0.5)),
+        record_of("fine-tune", {"control": 0.9}),
+    ]
+    for name, number in [*dict.fromkeys(names, 0).items(), ("control", 1)]:
+        recipe = recipe_of(THREE, CONTROL).model_copy(update={"ships": name})
+        assert choose_student(recipe, records) == (number, name)
+        of = [one["of"] for one in uses(recipe, records) if one["use"] == "choose"]
+        assert of and all("student to ship" not in one for one in of)
 
 
 def test_of_two_trainings_under_one_name_the_last_is_shipped():

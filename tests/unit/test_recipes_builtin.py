@@ -554,7 +554,7 @@ def test_compact_encoders_are_as_published() -> None:
     assert losses["cross_entropy"].weight == 0.5
     assert {losses[name].layers for name in ("hidden_mse", "attention_kl")} == {"every"}
     assert not losses["hidden_mse"].map
-    adapt, general, again, domain, _ = load_recipe("adapt-and-distill").phases
+    adapt, general, again, domain = load_recipe("adapt-and-distill").phases
     assert (adapt.steps, adapt.batch_size, again.start_of("adapted")) == (100000, 80, "general")
     assert (domain.follow, domain.start, general.start) == (["domain"], "adapted", "student")
 

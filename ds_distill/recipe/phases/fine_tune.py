@@ -93,6 +93,7 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
                 f"{context.location}.models: no model {model!r} here. There are: "
                 f"{', '.join(sorted(context.models))}."
             )
+    yield from _taught_control(settings, context)
     if settings.shared_head:
         yield from _shared_head_mistakes(settings, context)
     task = context.task
@@ -110,6 +111,20 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
             f"{context.location}.per_class: caps the examples of each class, and with "
             f"{task.location}.type={task.type} an example has any number of them. Set {limit} "
             "instead, or take the key out."
+        )
+
+
+def _taught_control(settings: FineTune, context: Context) -> Iterator[str]:
+    """A control that would go on from the student that it is to be compared with."""
+    start = context.step.model("student")
+    taught = start.distilled and start.head == context.task_name
+    if taught and settings.models == ["student"] and settings.save_as is not None:
+        assert start.made_by is not None
+        by = f"phases.{context.recipe.phase_names()[start.made_by]}"
+        yield (
+            f"{context.location}.models: `student` is by now the one that {by} has trained, and "
+            f"{settings.save_as!r} would go on from it. For a student without teachers put this "
+            f"phase before {by}; to go on from it name it there with save_as, and here with models."
         )
 
 
