@@ -96,6 +96,16 @@ def test_a_small_form_fits_its_data_and_models(
     assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_form_says_of_itself_what_it_is(name: str) -> None:
+    """Reports are headed by it, and said that layers learnt from BioBERT, where MiniLM taught."""
+    whole, small = load_recipe(name), load_recipe(name, small=True)
+    assert small.description != whole.description
+    models = {"BERT", "BioBERT", "PubMedBERT", "RoBERTa", "DeBERTa", "DeBERTa-v3-large"}
+    named = {*small.description.replace(",", " ").replace("'s", " ").split()}
+    assert not models & named, "its models are MiniLM"
+
+
 def losses_of(recipe: Recipe) -> list[list[str]]:
     return [sorted(phase.losses) for phase in recipe.phases if phase.kind == "distil"]
 
