@@ -48,6 +48,14 @@ def evaluation_of_student(results: Mapping[str, Any]) -> dict[str, Any] | None:
     return next(reversed(own or found), None)
 
 
+def students_of(setting: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The students of a setting of a sweep, the shipped one first, each with its `score` and
+    `to_first`; see `sweep.table.summary`. Where the runs ship several, these are named."""
+    others = list(setting["others"].items())
+    shipped = ", ".join(dict.fromkeys(setting["students"])) + (" (shipped)" if others else "")
+    return [(shipped, setting), *others]
+
+
 def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
     """The record of the last evaluate phase of the shipped student's task; where there is none, of
     each other task, on which it may stand beside models of theirs."""

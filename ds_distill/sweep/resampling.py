@@ -26,20 +26,20 @@ class Drawn:
     """float64 [R], see `resampled`."""
 
 
-Draws = Callable[[Variant], Drawn | None]
-"""Of a run; None where its predictions are not there."""
+Draws = Callable[[Variant, str], Drawn | None]
+"""Of a student of a run; None where its predictions are not there."""
 
 
-def drawn(folder: Path) -> Drawn | None:
-    """Of the shipped student of a run, see `evaluation_of_student`; None where an earlier version
-    has made the run, or its predictions are gone."""
+def drawn(folder: Path, student: str) -> Drawn | None:
+    """Of a student of a run, where the shipped one was judged, see `evaluation_of_student`; None
+    where an earlier version has made the run, or its predictions are gone."""
     try:
         one = next((one for one in evaluations(folder, "") if one.stands_for_run), None)
     except UserError:
         return None
-    if one is None or (saved := one.saved) is None:
+    if one is None or (saved := one.saved) is None or student not in saved.models:
         return None
-    scores = resampled(saved.models[one.main], one.metric, groups=saved.groups)
+    scores = resampled(saved.models[student], one.metric, groups=saved.groups)
     groups = np.unique(saved.groups, return_inverse=True)[1]
     return Drawn(f"{one.examples} {xxhash.xxh3_64_hexdigest(groups.tobytes())}", scores)
 

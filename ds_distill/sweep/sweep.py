@@ -257,9 +257,9 @@ class Sweep:
         }
 
     def draws(self) -> Draws:
-        """See `drawn`; each run's once, and only where it is asked for."""
+        """See `drawn`; each student's once, and only where it is asked for."""
         folders = {run.variant: run.folder.path for run in self.runs if run.is_done}
-        return functools.cache(lambda variant: drawn(folders[variant]))
+        return functools.cache(lambda variant, student: drawn(folders[variant], student))
 
     @property
     def missing(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ds_distill.evaluation.seeds import mean_interval
@@ -12,6 +12,7 @@ from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.result_tables import outcome_of, wide_note
 from ds_distill.reporting.results import (
     evaluation_of_student,
+    students_of,
     task_metric_of,
     trained_models,
     undefined_note,
@@ -57,7 +58,7 @@ def _learnt(record: dict[str, Any], student: str) -> bool | None:
     return metric.better(record["models"][student]["to_baseline"]["interval"])
 
 
-def no_draws(variant: Variant) -> Drawn | None:
+def no_draws(variant: Variant, student: str) -> Drawn | None:
     """Where no run's predictions are there."""
     return None
 
@@ -67,15 +68,20 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
     difference to the first setting over the seeds that both have. `chosen` is the setting with the
     best mean on the examples that choose, not on those that judge, of those with most seeds: the
     mean of fewer may be their luck. None where those examples are missing. A setting without a mean
-    there, because a score is undefined, is ranked last: it is chosen by no means."""
+    there, because a score is undefined, is ranked last: it is chosen by no means.
+
+    `score` and `to_first` of a setting are of the students that its runs ship, and `others` has
+    both of each other student, its difference to the same one under the first setting."""
     found = {variant: run for variant, run in runs.items() if run["student"] is not None}
     settings: dict[tuple[str, ...], list[tuple[Variant, dict[str, Any]]]] = {}
     for variant, run in found.items():
         settings.setdefault(variant.setting, []).append((variant, run))
     rows = [_row(setting, each) for setting, each in settings.items()]
-    drawn = [{variant.seed: draws(variant) for variant, _ in each} for each in settings.values()]
+    drawn = [{v.seed: draws(v, run["student"]) for v, run in each} for each in settings.values()]
     for row, own in zip(rows, drawn, strict=True):
         row["score"] = over_seeds(row["score"]["values"], examples_of([*own.values()]))
+    for row, others in zip(rows, _other_students(rows, [*settings.values()], draws), strict=True):
+        row["others"] = others
     for row, own in zip(rows[1:], drawn[1:], strict=True):
         row["to_first"] = difference(row, rows[0], own, drawn[0])
     metric = metric_class(next(iter(found.values()))) if found else None
@@ -121,6 +127,30 @@ def _row(
         },
         "seconds": [run["seconds"] for _, run in runs],
     }
+
+
+def _other_students(
+    rows: Sequence[dict[str, Any]],
+    runs: Sequence[Sequence[tuple[Variant, dict[str, Any]]]],
+    draws: Draws,
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Of each setting, by name, the students that are not those that all of its runs ship."""
+
+    def of(name: str, number: int) -> tuple[dict[str, Any], dict[str | None, Drawn | None]]:
+        drawn = {variant.seed: draws(variant, name) for variant, _ in runs[number]}
+        values = rows[number]["models"][name]["values"]
+        score = over_seeds(values, examples_of([*drawn.values()]))
+        return {"seeds": rows[number]["seeds"], "score": score}, drawn
+
+    for number, row in enumerate(rows):
+        found = {}
+        for name, model in row["models"].items():
+            if model["role"] == "student" and {*row["students"]} != {name}:
+                found[name], drawn = of(name, number)
+                if number and name in rows[0]["models"]:
+                    first, theirs = of(name, 0)
+                    found[name]["to_first"] = difference(found[name], first, drawn, theirs)
+        yield found
 
 
 def over_seeds(values: Sequence[float | None], examples: float | None = None) -> dict[str, Any]:
@@ -170,23 +200,25 @@ def sweep_table(found: dict[str, Any]) -> Table:
     if not found["settings"]:
         return Table("", ["setting"], [], ["No run has a student that was evaluated."])
     metric = metric_class(found)
-    heads = ["setting", "runs", f"student, {metric.title} on {found['split']}", "by seed"]
-    heads += ["choosing", *(["to the first"] if len(found["settings"]) > 1 else [])]
+    several = len(found["settings"]) > 1
+    heads = ["setting", "student", "runs", f"{metric.title} on {found['split']}", "by seed"]
+    heads += ["choosing", *(["to the first"] if several else [])]
     rows: list[list[str | Cell]] = []
-    for number, row in enumerate(found["settings"]):
-        line: list[str | Cell] = [
-            ", ".join(row["setting"]) or "the recipe's",
-            str(len(row["seeds"])),
-            shown(row["score"], metric.shown_as),
-            " ".join(map(metric.shown_as, row["score"]["values"])),
-            shown({**row["choosing"], "interval": None}, metric.shown_as)
-            if row["chooses"]
-            else "-",
-        ]
-        if len(heads) > 5:
-            mean = row["score"]["mean"]
-            line.append(to_first(metric, row["to_first"], mean) if number else "")
-        rows.append(line)
+    for row in found["settings"]:
+        choosing = shown({**row["choosing"], "interval": None}, metric.shown_as)
+        for student, numbers in students_of(row):
+            line: list[str | Cell] = [
+                ", ".join(row["setting"]) or "the recipe's",
+                student,
+                str(len(row["seeds"])),
+                shown(numbers["score"], metric.shown_as),
+                " ".join(map(metric.shown_as, numbers["score"]["values"])),
+                "" if numbers is not row else choosing if row["chooses"] else "-",
+            ]
+            if several:
+                apart, mean = numbers.get("to_first"), numbers["score"]["mean"]
+                line.append("" if apart is None else to_first(metric, apart, mean))
+            rows.append(line)
     return Table("", heads, rows, [*_notes(found, metric), *wide_note(metric, rows)])
 
 
@@ -257,10 +289,11 @@ def _notes(found: dict[str, Any], metric: MetricClass) -> list[str]:
             notes.append(f"Seeds are missing, and it is not chosen: {'; '.join(of)}.")
         if last := undefined_settings(rows):
             notes.append(f"Undefined, and ranked last: {'; '.join(last)}.")
-    judged = [row["score"] for row in rows] + [row["choosing"] for row in rows if row["chooses"]]
+    scores = [numbers["score"] for row in rows for _, numbers in students_of(row)]
+    judged = scores + [row["choosing"] for row in rows if row["chooses"]]
     notes += undefined_note([score for numbers in judged for score in numbers["values"]])
     notes += learnt_notes([(", ".join(row["setting"]) or "The recipe's", row) for row in rows])
-    return [*notes, *interval_notes([row["score"] for row in rows])]
+    return [*notes, *interval_notes(scores)]
 
 
 def learnt_notes(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:

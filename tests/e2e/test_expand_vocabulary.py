@@ -334,10 +334,17 @@ def test_a_narrow_student_of_random_weights_grows_and_learns(
 def test_a_sweep_of_sizes_draws_a_figure(
     settings: dict[str, Any], ds_distill: Any, tmp_path: Path
 ) -> None:
-    """Figure 2: students of several vocabularies, by what is comparable between these."""
+    """Figure 2: students of several vocabularies, by what is comparable between these, and beside
+    them the baseline, on which the size has no effect."""
     made = copy.deepcopy(settings)
     made["task"]["metric"] = "word_loss"
     made["training"] |= {"epochs": 1}
+    teach, expand, distil = (copy.deepcopy(phase) for phase in made["phases"][:3])
+    expand["expand-vocabulary"]["save_as"] = "expanded"
+    distil["distil"] |= {"start": "expanded", "save_as": "grown"}
+    baseline = {"distil": {"name": "baseline", "save_as": "baseline", "losses": {"kl": {}}}}
+    made["phases"] = [teach, expand, distil, baseline, {"evaluate": {"split": "test"}}]
+    made["ships"] = "grown"
     write(made, tmp_path)
     sizes = f"phases.expand-vocabulary.size={KNOWN + 20},{KNOWN + NEW}"
     done = ds_distill("sweep", "recipe.yaml", sizes, "--folder", tmp_path / "sweep", cwd=tmp_path)
@@ -346,3 +353,8 @@ def test_a_sweep_of_sizes_draws_a_figure(
     figure = (tmp_path / "sweep" / "figures" / "scores.svg").read_text()
     assert "nats a word" in page and "nats a word" in figure.lower()
     assert all(str(KNOWN + more) in figure for more in (20, NEW))
+    assert "grown (shipped)" in figure and "baseline" in figure
+    [first, second] = read_json(tmp_path / "sweep" / "results.json")["settings"]
+    assert first["students"] == second["students"] == ["grown"]
+    assert second["others"]["baseline"]["to_first"]["mean"] == pytest.approx(0.0, abs=1e-6)
+    assert abs(second["to_first"]["mean"]) > 1e-3

@@ -295,7 +295,7 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
         for run in runs
     }
     done = ended(runs, score, lambda run: "learning_rate=0.01" in run.grid.setting)
-    found = suite_results(runs, done, "first", draws=draws.__getitem__)
+    found = suite_results(runs, done, "first", draws=lambda variant, student: draws[variant])
     added: dict[str, list[float]] = {"first": [], "second": [], "apart": []}
     for task, of in found["tasks"].items():
         drawn = {

@@ -336,6 +336,62 @@ def test_a_setting_is_chosen_by_what_chooses_and_not_by_what_judges():
     assert "always the most frequent class: 50.0%" in text
 
 
+def two_students(size: int, seed: int, grown: float, shipped: str = "grown") -> dict[str, Any]:
+    """Of a sweep over `size`, which the student `same` does not depend on."""
+    found = results(grown, None)
+    trained, judged = found["phases"]
+    average = judged["models"].pop("average")
+    judged["models"]["grown"] = average
+    judged["models"]["same"] = {**average, "accuracy": 0.6 + seed / 10}
+    trained["trained"] = [{"output": name, "choosing": None} for name in ("grown", "same")]
+    return run_result({**found, "student": shipped})
+
+
+def test_every_student_of_a_setting_is_shown(tmp_path, monkeypatch):
+    """The shipped one alone was, and in VE-KD's figures that was the baseline, on which no setting
+    had an effect."""
+    made = {
+        Variant((f"size={size}", f"seed={seed}")): two_students(size, seed, 0.7 + size / 10)
+        for size in (1, 2)
+        for seed in (0, 1)
+    }
+    asked = []
+    found = summary(made, lambda variant, student: asked.append((variant.name, student)))
+    first, second = found["settings"]
+    assert first["score"]["values"] == pytest.approx([0.8, 0.8])
+    assert first["others"]["same"]["score"]["values"] == pytest.approx([0.6, 0.7])
+    assert second["to_first"]["mean"] == pytest.approx(0.1)
+    assert second["others"]["same"]["to_first"]["values"] == [0.0, 0.0]
+    assert {*asked} == {(variant.name, one) for variant in made for one in ("grown", "same")}
+    names = [(f"size={size}", one) for size in (1, 2) for one in ("grown (shipped)", "same")]
+    rows = sweep_table(found).rows
+    assert [tuple(row[:2]) for row in rows] == names
+    assert [str(row[-1]).split(" ")[0] for row in rows] == ["", "", "+10.0", "+0.0"]
+    axes = []
+    monkeypatch.setattr(
+        "ds_distill.reporting.figure_files.save_figure",
+        lambda figure, path, kind: axes.append(figure.axes[0]),
+    )
+    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
+    shown = [label.get_text() for label in axes[-1].get_yticklabels()]
+    assert shown == ["\n".join(name) for name in names]
+    dots = [point for one in axes[-1].collections for point in one.get_offsets().tolist()]
+    assert [60.0, 1.0] in dots and [70.0, 3.0] in dots
+
+
+def test_a_setting_whose_runs_ship_other_students_has_a_line_for_each():
+    made = {
+        Variant((f"size={size}", f"seed={seed}")): two_students(size, seed, 0.8, shipped)
+        for size, each in ((1, ("grown", "grown")), (2, ("same", "grown")))
+        for seed, shipped in enumerate(each)
+    }
+    first, second = summary(made)["settings"]
+    assert {*first["others"]} == {"same"} and {*second["others"]} == {"grown", "same"}
+    assert second["score"]["values"] == pytest.approx([0.6, 0.8])
+    assert second["others"]["grown"]["to_first"]["values"] == [0.0, 0.0]
+    assert "same, grown (shipped)" in table(summary(made))
+
+
 def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within(tmp_path, monkeypatch):
     """An axis of .7 points made level settings look far apart, and dots lay on the frame."""
     axes = []
@@ -397,7 +453,7 @@ def test_intervals_are_over_seeds_and_test_examples(tmp_path):
             file = run.predictions(0, "evaluate")
             file.parent.mkdir()
             SavedPredictions(["x", "y"], np.arange(200), {"average": of_model}).write(file)
-    found = summary(made, lambda variant: drawn(folders[variant]))
+    found = summary(made, lambda variant, student: drawn(folders[variant], student))
     first, second = (row["score"] for row in found["settings"])
     assert first["over"] == ["seeds", "examples"] and second["over"] == ["seeds"]
     assert second["interval"] == mean_interval([0.75, 0.72, 0.78])

@@ -79,7 +79,7 @@ def _task(
         if summed["chosen"] is not None:
             row = summed["settings"][summed["chosen"]]
             drawn[name] = {
-                run.grid.seed: draws(run.variant)
+                run.grid.seed: draws(run.variant, ended[run.variant]["student"])
                 for run in runs
                 if run.checkpoint == name and list(run.grid.setting) == row["setting"]
             }
