@@ -22,8 +22,8 @@ import torch
 
 from ds_distill.distributions import EncodedLogits, TopK, VocabularyHead
 from ds_distill.keys import name_id, token_keys
-from ds_distill.reads import AttentionInputs
-from ds_distill.views import PackedView, PaddedView, View
+from ds_distill.reads import TAUGHT, AttentionInputs
+from ds_distill.views import View, check_views
 
 LACKING = -1e30
 """The logit of a class that a model does not know, where one of each class is needed: finite, and
@@ -54,7 +54,7 @@ class Signals:
     """Layer -> the inputs of its attention, of every token of the batch's examples."""
     given: torch.Tensor | None = None
     """bool [n]: the rows of which it says something, of a teacher whose predictions are in a file
-    that may lack some. None: all."""
+    that may lack some; of the others its logits are 0. None: all."""
 
     def __post_init__(self) -> None:
         output, classes = self.output, self.classes
@@ -251,7 +251,8 @@ class Batch:
             whether a row has it. Negative where unknown. Or float [n], numbers, NaN where unknown.
             None: no row has one; a term or policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
-        signals: cached teachers' signals by teacher, n rows each; without them teachers run.
+        signals: cached teachers' signals by teacher, n rows each; without them teachers run. Terms
+            that compare with teachers leave out rows of which none says something (`given`).
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count their own. Else
             `all` (which may be given, to leave rows out) has every row, `labelled` the labelled.
         epoch, progress: the number that random policies depend on; the share of the training that
@@ -262,7 +263,7 @@ class Batch:
 
         Raises TypeError or ValueError that names the argument and the shape it must have.
         """
-        _check_views(views)
+        check_views(views)
         first = next(iter(views.values()))
         example = first.example_indices
         n, device = len(example), first.input_ids.device
@@ -285,13 +286,12 @@ class Batch:
             progress=progress,
             signals=dict(signals or {}),
             teacher_ids=None if teacher_names is None else _teacher_ids(teacher_names, first),
-            counts={
-                name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()
-            },
         )
         for name in row_sets or {}:
             _check_rows(name, batch.row_sets[name], n)
-        return batch
+        sets = with_taught(sets, batch.signals)
+        counts = {name: torch.tensor(float(len(of)), device=device) for name, of in sets.items()}
+        return replace(batch, row_sets=sets, counts=counts)
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on a device, with decoded signals; models that shared a view still do."""
@@ -337,22 +337,18 @@ class Batch:
         )
 
 
-def _check_views(views: Mapping[str, View]) -> None:
-    """Raises TypeError or ValueError unless all views have the same number of rows."""
-    if not views:
-        raise ValueError("views is empty: give one view for each model, e.g. {'student': view}")
-    for name, view in views.items():
-        if not isinstance(view, PaddedView | PackedView):
-            raise TypeError(
-                f"views[{name!r}] is a {type(view).__name__}, not a view: give PaddedView(**inputs)"
-            )
-    rows = {name: len(view.example_indices) for name, view in views.items()}
-    examples = {name: view.num_examples for name, view in views.items()}
-    if len(set(rows.values())) > 1 or len(set(examples.values())) > 1:
-        raise ValueError(
-            "all views must have the same examples and rows; they have "
-            + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
-        )
+def with_taught(
+    sets: Mapping[str, torch.Tensor], signals: Mapping[str, Signals]
+) -> dict[str, torch.Tensor]:
+    """A batch's row sets, with `TAUGHT` where a cached teacher may say nothing of some rows: those
+    of `all` of which one says something."""
+    given = [of.given for of in signals.values() if of.given is not None]
+    if not given:
+        return dict(sets)
+    rows = sets["all"]
+    if len(given) == len(signals):
+        rows = rows[torch.stack(given).any(dim=0)[rows]]
+    return {**sets, TAUGHT: rows}
 
 
 def _check_signals(signals: Mapping[str, Signals], n: int) -> None:

@@ -6,7 +6,7 @@ task, else the masked tokens of all examples, or of each example two: an answer'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -173,6 +173,24 @@ def _each(view: AnyView, of: Callable[[torch.Tensor], torch.Tensor]) -> AnyView:
     found = vars(view).items()
     tensors: dict[str, Any] = {name: of(one) for name, one in found if torch.is_tensor(one)}
     return replace(view, **tensors)
+
+
+def check_views(views: Mapping[str, View]) -> None:
+    """Raises TypeError or ValueError unless all views have the same number of rows."""
+    if not views:
+        raise ValueError("views is empty: give one view for each model, e.g. {'student': view}")
+    for name, view in views.items():
+        if not isinstance(view, PaddedView | PackedView):
+            raise TypeError(
+                f"views[{name!r}] is a {type(view).__name__}, not a view: give PaddedView(**inputs)"
+            )
+    rows = {name: len(view.example_indices) for name, view in views.items()}
+    examples = {name: view.num_examples for name, view in views.items()}
+    if len(set(rows.values())) > 1 or len(set(examples.values())) > 1:
+        raise ValueError(
+            "all views must have the same examples and rows; they have "
+            + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
+        )
 
 
 def join(views: Sequence[View]) -> View:

@@ -20,8 +20,7 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
 from ds_distill.keys import hash_keys
-from ds_distill.reads import TAUGHT
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Batch, Signals, with_taught
 from ds_distill.views import PackedView, PaddedView, View
 
 WORDS = "words"
@@ -233,25 +232,15 @@ class Collator:
             rows = rows.dummy()
             cached = {name: of_model.dummy() for name, of_model in cached.items()}
         labels, ids = rows.labels, examples.teacher_ids
-        if any(of_model.given is not None for of_model in cached.values()):
-            sets = {**sets, TAUGHT: _taught(sets["all"], cached)}
         return Batch(
             keys=examples.keys[rows.examples],
             views=views_by_model(self._tables, rows.views, self._packed),
             labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
-            row_sets=sets,
+            row_sets=with_taught(sets, cached),
             epoch=epoch,
             signals=cached,
             teacher_ids=None if ids is None else ids[rows.examples],
         )
-
-
-def _taught(rows: torch.Tensor, signals: Mapping[str, Signals]) -> torch.Tensor:
-    """Those rows, int64 [k], of which a teacher says something."""
-    if any(of.given is None for of in signals.values()):
-        return rows
-    given = torch.stack([of.given for of in signals.values() if of.given is not None])
-    return rows[given.any(dim=0)[rows]]
 
 
 def stored_rows(batch: Batch) -> torch.Tensor:

@@ -271,10 +271,11 @@ def _check_rows(name: str, term: Term, batch: Batch) -> None:
             f"term {name!r} counts the rows {term.rows!r}, and the batch has no row set of that "
             f"name, only {', '.join(batch.row_sets)}: {why}"
         )
-    if term.rows not in batch.counts:
+    counted = {term.rows} | ({TAUGHT} & batch.row_sets.keys() if term.needs_teachers else set())
+    for rows in sorted(counted - batch.counts.keys()):
         raise ValueError(
-            f"the batch does not say how many rows {term.rows!r} has in the whole optimizer step "
-            "(`counts`), by which the loss is divided: Batch.from_views does"
+            f"the batch does not say how many rows {rows!r} has in the whole optimizer step "
+            f"(`counts`), by which term {name!r} divides its loss: Batch.from_views does"
         )
 
 

@@ -37,6 +37,7 @@ from ds_distill import (
     run_recipe,
 )
 from ds_distill.models.load import CLASSIFIER, load_model
+from ds_distill.reads import TAUGHT
 from ds_kernels import masked_kl
 
 TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese", "fog"]
@@ -278,6 +279,34 @@ def test_labels_and_counts(inputs: Any) -> None:
     assert "labelled" not in batch_for(0, inputs).row_sets
 
 
+@pytest.mark.parametrize(
+    ("given", "every", "taught"),
+    [
+        (["1011"], "0123", "023"),
+        (["1010", "0010"], "0123", "02"),
+        (["1010", "0010"], "013", "0"),
+        (["1010", None], "013", "013"),
+        ([None, None], "0123", None),
+    ],
+)
+def test_rows_of_which_no_cached_teacher_says_something(
+    given: list[str | None], every: str, taught: str | None, inputs: Any
+) -> None:
+    """They are no rows of a term that compares with teachers."""
+    signals = {
+        str(number): Signals(
+            torch.zeros(4, 3),
+            given=None if says is None else torch.tensor([c == "1" for c in says]),
+        )
+        for number, says in enumerate(given)
+    }
+    rows = torch.tensor([int(row) for row in every])
+    batch = batch_for(0, inputs, signals=signals, row_sets={"all": rows})
+    found = batch.row_sets.get(TAUGHT)
+    assert (None if found is None else "".join(map(str, found.tolist()))) == taught
+    assert taught is None or batch.counts[TAUGHT] == len(taught)
+
+
 def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
     view = PaddedView(**inputs)
     short = PaddedView(**{name: value[:2] for name, value in inputs.items()})
@@ -367,6 +396,10 @@ def test_a_row_set_that_is_not_there(toy: Path, inputs: Any) -> None:
 def test_counts_that_are_not_there(toy: Path, inputs: Any) -> None:
     with pytest.raises(ValueError, match=r"how many rows 'all'.*Batch\.from_views"):
         bundle(toy)(replace(batch_for(1, inputs), counts={}))
+    signals = {"a": Signals(torch.zeros(4, 3), given=torch.arange(4) < 2)}
+    batch = replace(batch_for(0, inputs, signals=signals), counts={"all": torch.tensor(4.0)})
+    with pytest.raises(ValueError, match=r"how many rows 'taught'.*'kl'.*Batch\.from_views"):
+        bundle(toy)(batch)
 
 
 @pytest.mark.parametrize("term", ["kl", "logit_mse"])

@@ -43,7 +43,6 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.files import read_json
 from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy, TeacherCrossEntropy
-from ds_distill.reads import TAUGHT
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.types import Signals
 
@@ -565,7 +564,7 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> N
         says[1] = False
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
     taught = says.any(dim=0).nonzero()[:, 0]
-    batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
+    batch = Batch.from_views({"student": view}, labels, signals=signals)
     terms = {
         "kl": KL({"temperature": 2.0, "weight": 0.7}),
         "ce": CrossEntropy({"weight": 0.3}),
@@ -612,7 +611,7 @@ def test_each_label_of_a_text_follows_those_that_say_something_of_the_text(tmp_p
         for at, name in enumerate(("first", "second"))
     }
     taught = says.any(dim=0).nonzero()[:, 0]
-    batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
+    batch = Batch.from_views({"student": view}, labels, signals=signals)
     terms = {"kl": KL({}), "of_teachers": TeacherCrossEntropy({})}
     found = Bundle(model, {}, terms, Router("average")).eval()(batch)
     own, kl, of_teachers = torch.sigmoid(model(**view.model_inputs()).logits.double()), 0.0, 0.0
