@@ -9,13 +9,8 @@ from dataclasses import replace
 import torch
 
 from ds_distill.routing import Target
+from ds_distill.routing.label_rows import two_classes
 from ds_distill.types import Batch, Signals
-
-
-def two_classes(logits: torch.Tensor) -> torch.Tensor:
-    """[...] -> [..., 2]: a label's logit z as the logits [0, z] of its absence and presence, whose
-    softmax is sigmoid(z)."""
-    return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
 
 def rows_of_labels(

@@ -18,7 +18,11 @@ FLOOR = 30.0
 -inf) must not decide alone."""
 
 
-def log_probabilities(logits: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
+Temperature = float | torch.Tensor
+"""Of a teacher: one for all rows, or float32 [n, 1], of each row its own."""
+
+
+def log_probabilities(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
     """log softmax(logits / temperature), at least -FLOOR: [n, C]."""
     return torch.log_softmax(logits / temperature, dim=-1).clamp(min=-FLOOR)
 

@@ -16,6 +16,7 @@ from ds_distill.files import new_file
 from ds_distill.keys import uniform
 from ds_distill.recipe.policies import GATE_CLASSES
 from ds_distill.routing.calibration import (
+    Temperature,
     fit_confusion,
     fit_temperature,
     log_probabilities,
@@ -45,7 +46,7 @@ class Fitted:
     """What routing knows of the teachers. T teachers, C classes."""
 
     table: ExpertiseTable
-    temperatures: dict[str, float]
+    temperatures: Mapping[str, Temperature]
     """By teacher: softmax(logits / temperature) is calibrated."""
     confusion: dict[str, torch.Tensor]
     """By teacher, float32 [C, C]: P(class is c | the teacher predicts j), row c, column j. Of a

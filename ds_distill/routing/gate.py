@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.process.activity import mark
-from ds_distill.routing.calibration import log_probabilities
+from ds_distill.routing.calibration import Temperature, log_probabilities
+from ds_distill.routing.label_rows import of_rows, times
 from ds_distill.routing.partial_teachers import Classes, knowing_average
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
@@ -45,9 +46,9 @@ class Gate:
     """A fitted gate: a linear map of the features, components and scales folded in."""
 
     weight: torch.Tensor
-    """float32 [D, C]."""
+    """float32 [D, C]; of the gates of L labels [L, D, C]."""
     bias: torch.Tensor
-    """float32 [C]."""
+    """float32 [C], or [L, C]."""
     reads_states: bool
 
     def to(self, device: torch.device) -> Gate:
@@ -57,13 +58,21 @@ class Gate:
         self,
         logits: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor],
-        temperatures: Mapping[str, float],
+        temperatures: Mapping[str, Temperature],
         classes: Classes,
     ) -> torch.Tensor:
         """The target's: float32 [n, C]. classes: of partial teachers."""
-        x = features(logits, states if self.reads_states else {}, temperatures)
-        offset = calibrated_average(logits, temperatures, classes, len(self.bias))
-        return offset + x @ self.weight + self.bias
+        states = states if self.reads_states else {}
+        offset = calibrated_average(logits, temperatures, classes, self.bias.shape[-1])
+        if self.bias.ndim == 1:
+            return offset + features(logits, states, temperatures) @ self.weight + self.bias
+        x = features(logits, {}, temperatures)
+        found = offset + times(x, self.weight[:, : x.shape[1]]) + of_rows(self.bias, len(x))
+        if not states:
+            return found
+        # The labels of an example share its states, which are not copied for each of them.
+        shared = torch.cat([states[name].float() for name in sorted(states)], dim=1)
+        return found + (shared @ self.weight[:, x.shape[1] :]).flatten(0, 1)
 
 
 @contextmanager
@@ -114,7 +123,7 @@ def fit_gate(
 def features(
     logits: Mapping[str, torch.Tensor],
     states: Mapping[str, torch.Tensor],
-    temperatures: Mapping[str, float],
+    temperatures: Mapping[str, Temperature],
 ) -> torch.Tensor:
     """What the gate reads: float32 [n, D], teachers in the order of their names."""
     names = sorted(logits)
@@ -130,7 +139,7 @@ def features(
 
 def calibrated_average(
     logits: Mapping[str, torch.Tensor],
-    temperatures: Mapping[str, float],
+    temperatures: Mapping[str, Temperature],
     classes: Classes,
     count: int,
 ) -> torch.Tensor:

@@ -33,7 +33,8 @@ def among_given(policy: Policy, inputs: PolicyInputs, routing: Any, given: torch
     given: bool [T, n].
     """
     names = list(inputs.logits)
-    weights = torch.zeros(given.shape, device=given.device)
+    # Of many labels each has its own.
+    weights = torch.zeros(*given.shape, *inputs.labels.shape[1:], device=given.device)
     logits: torch.Tensor | None = None
     # One call for all rows with the same teachers.
     powers = 2 ** torch.arange(len(names), device=given.device)

@@ -7,8 +7,9 @@ T teachers, N examples or n rows, L labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from ds_distill.files import new_file
 from ds_distill.process.activity import mark
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted, fit
-from ds_distill.routing.policies import Target
+from ds_distill.routing.gate import Gate
+from ds_distill.routing.label_rows import of_rows, two_classes
+from ds_distill.routing.partial_teachers import classes_of
+from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
 
 TWO = ("without", "with")
@@ -33,17 +37,18 @@ TWO = ("without", "with")
 def of_label(signals: Mapping[str, Signals], label: int) -> dict[str, Signals]:
     """Teachers' signals on one label: the logits [0, z] of its absence and presence, [n, 2], in
     place of [n, L]. Raises ValueError for a teacher that knows some of the labels."""
-    found = {}
-    for name, outputs in signals.items():
-        if outputs.classes is not None:
-            raise ValueError(
-                f"teacher {name!r} knows some of the labels, which is for examples with one label "
-                "each"
-            )
-        logit = outputs.logits[:, label]
-        logits = torch.stack([torch.zeros_like(logit), logit], dim=-1)
-        found[name] = replace(outputs, output=logits)
-    return found
+    _check_whole(classes_of(signals))
+    return {
+        name: replace(outputs, output=two_classes(outputs.logits[:, label]))
+        for name, outputs in signals.items()
+    }
+
+
+def _check_whole(partial: Iterable[str]) -> None:
+    for name in partial:
+        raise ValueError(
+            f"teacher {name!r} knows some of the labels, which is for examples with one label each"
+        )
 
 
 def joined(targets: Sequence[Target]) -> Target:
@@ -53,6 +58,32 @@ def joined(targets: Sequence[Target]) -> Target:
     if any(of is None for of in logits):
         return Target(None, weights)
     return Target(torch.stack([of[:, 1] - of[:, 0] for of in logits if of is not None], 1), weights)
+
+
+def by_label(policy: Policy, fitted: FittedByLabel | None) -> Policy:
+    """The policy that asks another one about all labels at once: inputs and target are of n rows of
+    L labels, and it is given L * n rows of two classes, see `label_rows`."""
+
+    def of_labels(inputs: PolicyInputs, routing: Any) -> Target:
+        _check_whole(inputs.classes)
+        count, many = inputs.labels.shape
+        ids = inputs.teacher_ids
+        rows = replace(
+            inputs,
+            logits={name: two_classes(of.T.flatten()) for name, of in inputs.logits.items()},
+            labels=inputs.labels.T.flatten(),
+            keys=inputs.keys.repeat(many, 1),
+            fitted=None if fitted is None else fitted.of_rows(many * count),
+            teacher_ids=None if ids is None else ids.repeat(many),
+        )
+        target = policy(rows, routing)
+        weights = target.weights.unflatten(1, (many, count)).transpose(1, 2)
+        if target.logits is None:
+            return Target(None, weights)
+        apart = target.logits[:, 1] - target.logits[:, 0]
+        return Target(apart.view(many, count).T, weights)
+
+    return of_labels
 
 
 @dataclass(frozen=True)
@@ -82,6 +113,41 @@ class FittedByLabel:
         """The teacher with the best F1 of each label; of equals the one with the better mean."""
         best = experts_by_f1(self.f1, self.teachers)
         return {label: self.teachers[t] for label, t in zip(self.labels, best, strict=True)}
+
+    def of_rows(self, count: int) -> Fitted:
+        """What a policy reads for the rows of all labels, `count` together; see `by_label`."""
+        stacked = self._stacked
+        return replace(
+            stacked,
+            temperatures={
+                name: of_rows(torch.as_tensor(of), count)
+                for name, of in stacked.temperatures.items()
+            },
+            prior=of_rows(stacked.prior, count),
+        )
+
+    @cached_property
+    def _stacked(self) -> Fitted:
+        """That of all labels, with an axis of L in front; temperatures are float32 [L, 1]."""
+        gates = [of.gate for of in self.of if of.gate is not None]
+        gate = None
+        if len(gates) == len(self.of):
+            weights = torch.stack([of.weight for of in gates])
+            gate = Gate(weights, torch.stack([of.bias for of in gates]), self.reads_states)
+        prior = torch.stack([of.prior for of in self.of])
+        return replace(
+            self.of[0],
+            table=LabelTables.stacked([of.table for of in self.of]),
+            temperatures={
+                name: prior.new_tensor([of.temperatures[name] for of in self.of])[:, None]
+                for name in self.teachers
+            },
+            confusion={
+                name: torch.stack([of.confusion[name] for of in self.of]) for name in self.teachers
+            },
+            prior=prior,
+            gate=gate,
+        )
 
     def to(self, device: torch.device) -> FittedByLabel:
         return FittedByLabel(self.labels, tuple(fitted.to(device) for fitted in self.of))
@@ -150,6 +216,28 @@ class LabelTable(ExpertiseTable):
     def experts(self) -> np.ndarray:
         """The best teacher, for the label's absence and its presence: int64 [2]."""
         return self.ranking[[0, 0]]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTables(ExpertiseTable):
+    """The tables of L labels: `correct` int64 [L, T, 2], `total` [L, 2]."""
+
+    of: Sequence[ExpertiseTable]
+
+    @staticmethod
+    def stacked(of: Sequence[ExpertiseTable]) -> LabelTables:
+        correct, total = np.stack([one.correct for one in of]), np.stack([one.total for one in of])
+        return LabelTables(of[0].teachers, TWO, correct, total, of)
+
+    @property
+    def ranking(self) -> np.ndarray:
+        """int64 [L, T]."""
+        return np.stack([one.ranking for one in self.of])
+
+    @property
+    def experts(self) -> np.ndarray:
+        """int64 [L, 2]."""
+        return np.stack([one.experts for one in self.of])
 
 
 def fit_label(*given: Any, **how: Any) -> Fitted:

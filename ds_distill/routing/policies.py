@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import xxhash
 
 from ds_distill.keys import name_id, uniform
 from ds_distill.recipe.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
-from ds_distill.routing.calibration import FLOOR, log_probabilities
+from ds_distill.routing.calibration import FLOOR, Temperature, log_probabilities
+from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted
 from ds_distill.routing.gate import calibrated_average
+from ds_distill.routing.label_rows import of_rows, times
 from ds_distill.routing.partial_teachers import Classes, unknown_to_all
 from ds_distill.types import Signals
 
@@ -39,7 +42,8 @@ class PolicyInputs:
     keys: torch.Tensor
     """int64 [n, 2]."""
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Last layer's state of each row, [n, H] by teacher; for the gate."""
+    """Last layer's state of each row, [n, H] by teacher; for the gate. Of many labels' rows that of
+    each example, which all its labels share."""
     fitted: Fitted | None = None
     """What the expertise phase fitted; for the policies that need it."""
     temperature: float = 1.0
@@ -80,7 +84,7 @@ def mixed(
     inputs: PolicyInputs,
     weights: torch.Tensor,
     mix: Mix,
-    temperatures: Mapping[str, float] | None = None,
+    temperatures: Mapping[str, Temperature] | None = None,
 ) -> Target:
     """The weighted sum of the teachers' logits, or of their probabilities at the inputs'
     temperature, or no target where losses are summed instead.
@@ -125,8 +129,8 @@ def calibrated(inputs: PolicyInputs, routing: Weighted) -> Target:
 
 def best(inputs: PolicyInputs, routing: Weighted) -> Target:
     """The teacher that is most accurate overall, for every row."""
-    choice = torch.full_like(inputs.labels, _table_order(inputs, "ranking")[0])
-    return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
+    ranking, _ = _ranks(inputs)
+    return mixed(inputs, _one_hot(ranking[:, 0], len(inputs.logits)), routing.mix or "logits")
 
 
 def random(inputs: PolicyInputs, routing: Weighted) -> Target:
@@ -165,27 +169,24 @@ def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:
     or the one of those in conflict, with none of all, that is most confident of its class, each
     calibrated on validation (`most-confident`, ours).
     """
-    experts = numbers_on(inputs.labels.device, *_table_order(inputs, "experts"))
-    ranking = _table_order(inputs, "ranking")
+    ranking, experts = _ranks(inputs)
     is_expert = torch.stack(
         [
-            experts[scores.argmax(dim=-1)] == teacher
+            experts.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0] == teacher
             for teacher, scores in enumerate(inputs.logits.values())
         ]
     )  # [T, n]
-    best_expert = torch.full_like(inputs.labels, ranking[0])
-    for teacher in reversed(ranking):  # the most accurate is written last
-        best_expert = torch.where(is_expert[teacher], teacher, best_expert)
-    if routing.conflict == "best-teacher":
-        one = is_expert.sum(dim=0) == 1
-        best_expert = torch.where(one, best_expert, ranking[0])
-    elif routing.conflict == "most-confident":
+    if routing.conflict == "most-confident":
         in_conflict = is_expert | ~is_expert.any(dim=0)
-        confidence = torch.where(in_conflict, _confidence(inputs), -torch.inf)
-        # Of equals the more accurate, so that the order of teachers does not matter.
-        ranked = numbers_on(experts.device, *ranking)
-        best_expert = ranked[confidence[ranked].argmax(dim=0)]
-    return mixed(inputs, _one_hot(best_expert, len(inputs.logits)), routing.mix or "logits")
+        value = torch.where(in_conflict, _confidence(inputs), -torch.inf)
+    else:
+        value = is_expert.float()
+    # Of equals the more accurate, so that the order of teachers does not matter.
+    best = value.T.gather(1, ranking).argmax(dim=1, keepdim=True)
+    if routing.conflict == "best-teacher":
+        best = torch.where(is_expert.sum(dim=0)[:, None] == 1, best, 0)
+    choice = ranking.gather(1, best)[:, 0]
+    return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
 
 
 def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
@@ -201,7 +202,7 @@ def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
     total = prior.expand_as(next(iter(inputs.logits.values())))
     for name in sorted(inputs.logits):  # a sum in floats depends on its order
         outputs = log_probabilities(inputs.logits[name].float(), fitted.temperatures[name])
-        total = total + (outputs.exp() @ fitted.confusion[name].T).log() - prior
+        total = total + times(outputs.exp(), fitted.confusion[name].mT).log() - prior
     target = torch.log_softmax(total, dim=-1)
     return Target(target, _followed(inputs, target))
 
@@ -294,13 +295,24 @@ def _label_errors(inputs: PolicyInputs) -> torch.Tensor:
     return torch.stack(errors).clamp(max=1e30)
 
 
-def _table_order(inputs: PolicyInputs, what: str) -> list[int]:
-    """The table's `ranking` or `experts` as numbers of the inputs' teachers. Of one that says
-    nothing of these rows a ranking has no number, and experts have -1."""
-    table = _fitted(inputs).table
-    position = {name: number for number, name in enumerate(inputs.logits)}
-    found = [position.get(table.teachers[t], -1) for t in getattr(table, what)]
-    return found if what == "experts" else [number for number in found if number >= 0]
+def _ranks(inputs: PolicyInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row the table's `ranking`, int64 [n, T], and `experts`, [n, C], as numbers of the
+    inputs' teachers. One that says nothing of these rows has no rank, and as an expert is -1."""
+    device, count = inputs.labels.device, len(inputs.labels)
+    ranking, experts = _ranks_on(device, _fitted(inputs).table, tuple(inputs.logits))
+    return of_rows(ranking, count), of_rows(experts, count)
+
+
+@lru_cache(maxsize=64)
+def _ranks_on(
+    device: torch.device, table: ExpertiseTable, names: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Made once, as `numbers_on`."""
+    position = {name: number for number, name in enumerate(names)}
+    numbers = np.array([position.get(name, -1) for name in table.teachers])
+    ranking, experts = numbers[table.ranking], numbers[table.experts]
+    ranking = ranking[ranking >= 0].reshape(*ranking.shape[:-1], len(names))
+    return torch.from_numpy(ranking).to(device), torch.from_numpy(experts).to(device)
 
 
 @lru_cache(maxsize=64)

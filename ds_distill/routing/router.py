@@ -13,7 +13,7 @@ from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
 from ds_distill.routing.missing_rows import among_given, given_rows
-from ds_distill.routing.multi_label import FittedByLabel, joined, load_fitted, of_label
+from ds_distill.routing.multi_label import FittedByLabel, by_label, load_fitted
 from ds_distill.routing.partial_teachers import Classes, classes_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Batch, Signals
@@ -101,22 +101,7 @@ class Router:
         self._check_same_classes(partial)
         if self._fitted is not None and self._device != batch.labels.device:
             self._fitted, self._device = self._fitted.to(batch.labels.device), batch.labels.device
-        if batch.labels.ndim == 1:
-            assert not isinstance(self._fitted, FittedByLabel), "fitted by label"
-            return self._target(teachers, batch, batch.labels, self._fitted)
-        assert not isinstance(self._fitted, Fitted), "fitted on examples with one label each"
-        each = enumerate(batch.labels.unbind(1))
-        return joined(
-            [
-                self._target(
-                    of_label(teachers, number),
-                    batch,
-                    labels,
-                    None if self._fitted is None else self._fitted.of[number],
-                )
-                for number, labels in each
-            ]
-        )
+        return self._target(teachers, batch)
 
     def _check_same_classes(self, partial: Classes) -> None:
         """Once: reading the classes waits for the device."""
@@ -131,16 +116,15 @@ class Router:
             )
         self._checked = True
 
-    def _target(
-        self,
-        teachers: Mapping[str, Signals],
-        batch: Batch,
-        labels: torch.Tensor,
-        fitted: Fitted | None,
-    ) -> Target:
+    def _target(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
+        policy, fitted = self._policy, self._fitted
+        if batch.labels.ndim > 1:
+            assert not isinstance(fitted, Fitted), "fitted on examples with one label each"
+            policy, fitted = by_label(policy, fitted), None
+        assert not isinstance(fitted, FittedByLabel), "fitted by label"
         inputs = PolicyInputs(
             {name: signals.logits for name, signals in teachers.items()},
-            labels,
+            batch.labels,
             batch.keys,
             states_of(teachers) if self.layers else {},
             fitted,
@@ -152,8 +136,8 @@ class Router:
         )
         given = given_rows(teachers)
         if given is None:
-            return self._policy(inputs, self._routing)
-        return among_given(self._policy, inputs, self._routing, given)
+            return policy(inputs, self._routing)
+        return among_given(policy, inputs, self._routing, given)
 
 
 def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from ds_distill.errors import UserError
@@ -32,19 +34,26 @@ from ds_distill.recipe.policies import (
 from ds_distill.recipe.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.calibration import fit_temperature
-from ds_distill.routing.fitting import folds_of
+from ds_distill.routing.fitting import STATES, folds_of, states_of
 from ds_distill.routing.gate import FOLDS, Gate
+from ds_distill.routing.missing_rows import among_given, given_rows
 from ds_distill.routing.multi_label import (
     FittedByLabel,
     check_states,
     fit_by_label,
+    joined,
     load_fitted,
+    of_label,
 )
 from ds_distill.routing.policies import PolicyInputs, Target
 from ds_distill.types import Batch, Signals
 
 NAMES = ("ann", "bob", "eve", "zoe")
 NORMALISED = ("average", "best", "random", "column", "expertise", "calibrated", "ca-mkd")
+POLICY_SETTINGS = [
+    *(entry.settings(policy=name) for name, entry in POLICIES.items() if name != "chosen"),
+    *(ByExpertise(conflict=rule) for rule in ("best-teacher", "best-expert", "most-confident")),
+]
 TEMPERATURES = {"ann": 0.7, "bob": 1.9, "eve": 1.0, "zoe": 3.1, "only": 1.0}
 
 
@@ -837,6 +846,108 @@ def test_of_several_labels_each_is_a_problem_of_its_own():
     torch.testing.assert_close(best.logits, wanted)
 
 
+def label_after_label(router, signals, batch):
+    """The same with a policy that is asked about each label alone."""
+    targets = []
+    for number, labels in enumerate(batch.labels.unbind(1)):
+        own = of_label(signals, number)
+        inputs = PolicyInputs(
+            {name: of.logits for name, of in own.items()},
+            labels,
+            batch.keys,
+            states_of(own) if router.layers else {},
+            None if router._fitted is None else router._fitted.of[number],
+            router._temperature,
+            router._seed,
+            batch.epoch,
+            batch.teacher_ids,
+        )
+        says, settings = given_rows(own), router._routing
+        policy = router._policy
+        one = (
+            policy(inputs, settings)
+            if says is None
+            else among_given(policy, inputs, settings, says)
+        )
+        targets.append(one)
+    return joined(targets)
+
+
+def of_many_labels(count, many, width=0, lacking=False):
+    """Signals, a batch and what is fitted of each label."""
+    draw = torch.Generator().manual_seed(many)
+    says = torch.rand(len(NAMES), count, generator=draw) < 0.7
+    signals = {
+        name: Signals(
+            torch.randn(count, many, generator=draw) * 3,
+            {STATES: torch.randn(count, width, generator=draw)} if width else {},
+            given=says[at] if lacking else None,
+        )
+        for at, name in enumerate(NAMES)
+    }
+    labels = torch.randint(0, 2, (count, many), generator=draw)
+    labels[0] = -100
+    of = []
+    for number in range(many):
+        correct = {name: torch.randint(0, 9, (2,), generator=draw).tolist() for name in NAMES}
+        one = make_fitted(make_table(correct, [9, 9], NAMES), width)
+        temperatures = {name: 0.3 + (number * 7 + at) % 11 for at, name in enumerate(NAMES)}
+        prior = torch.rand(2, generator=draw) + 0.1
+        confusion = {name: torch.rand(2, 2, generator=draw) + 0.1 for name in NAMES}
+        gate = replace(one.gate, weight=one.gate.weight * torch.rand(1, generator=draw))
+        own = {"temperatures": temperatures, "confusion": confusion, "prior": prior, "gate": gate}
+        of.append(replace(one, **own))
+    return signals, make_batch(labels), FittedByLabel(tuple(map(str, range(many))), tuple(of))
+
+
+CHOOSING = ("average", "best", "random", "column", "expertise")
+
+MANY = [*POLICY_SETTINGS, *(Average(mix=mix) for mix in ("probabilities", "losses"))]
+
+
+@pytest.mark.parametrize(
+    ("width", "lacking"),
+    [(0, False), (5, False), (5, True)],
+    ids=["", "states", "a file lacks rows"],
+)
+@pytest.mark.parametrize("routing", MANY, ids=str)
+def test_many_labels_at_once_are_those_of_each_label_alone(routing, width, lacking):
+    """To the bit where logits are chosen or added. An exponential or a logarithm is rounded by
+    where it stands in a vector of the processor, and a matrix's sums by their order."""
+    signals, batch, fitted = of_many_labels(9, 6, width, lacking)
+    router = Router(routing, temperature=2.0, seed=3, fitted=fitted)
+    found, wanted = router(signals, batch), label_after_label(router, signals, batch)
+    exact = routing.policy in CHOOSING and routing.mix != "probabilities"
+    bits = dict.fromkeys(("rtol", "atol"), 0.0 if exact else 2e-6)
+    torch.testing.assert_close(found.weights, wanted.weights, **bits)
+    assert (found.logits is None) == (wanted.logits is None)
+    if found.logits is not None:
+        torch.testing.assert_close(found.logits, wanted.logits, **bits)
+
+
+@pytest.mark.parametrize("routing", MANY, ids=str)
+def test_many_labels_take_no_more_calls_than_few(routing):
+    calls = []
+    for many in (2, 40):
+        signals, batch, fitted = of_many_labels(5, many, width=3)
+        router = Router(routing, fitted=fitted)
+        router(signals, batch)
+        with CountedCalls() as counted:
+            router(signals, batch)
+        calls.append(counted.number)
+    assert calls[0] == calls[1]
+
+
+class CountedCalls(TorchDispatchMode):
+    """Counts calls of torch's operators."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_policy_that_was_fitted_on_other_classes_is_refused():
     table = make_table({"ann": [8, 8, 1], "bob": [1, 1, 8]}, [9, 9, 9], NAMES[:2])
     router = Router("gate", fitted=make_fitted(table))
@@ -898,12 +1009,6 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
                 torch.testing.assert_close(target.logits[row], alone.logits[0], msg=name)
             else:
                 assert target.logits is None
-
-
-POLICY_SETTINGS = [
-    *(entry.settings(policy=name) for name, entry in POLICIES.items() if name != "chosen"),
-    *(ByExpertise(conflict=rule) for rule in ("best-teacher", "best-expert", "most-confident")),
-]
 
 
 @pytest.mark.parametrize("routing", POLICY_SETTINGS, ids=str)
