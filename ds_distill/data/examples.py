@@ -43,6 +43,8 @@ EXAMPLES = pa.schema(
 Labels = LabelIds | LabelSets | Numbers
 """How labels are read."""
 
+_NO_LABEL = " -1 is none where task.labels does not name it."
+
 _KEEP_PER_CLASS = 0x6B656570  # stream of hash_keys: which examples a cap keeps
 
 
@@ -54,6 +56,7 @@ def convert(
     *,
     many_labels: bool = False,
     numbers: bool = False,
+    found: bool = False,
 ) -> None:
     """Write a reader's rows as examples to an Arrow stream file.
 
@@ -65,12 +68,15 @@ def convert(
     numbers: a row's label is a number, and `label` is float32. `labels` is empty then. Where no row
         has one it is NaN in all, and without such a column as above.
 
+    found: as of `LabelIds`.
+
     Raises UserError with the location of the first invalid row.
     """
     names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
     ids: Labels | None = None
     if labels:
-        ids = (LabelSets if many_labels else LabelIds)(labels, reader, columns.label)
+        kind = LabelSets if many_labels else LabelIds
+        ids = kind(labels, reader, columns.label, found=found)
     elif numbers and columns.label in reader.columns():
         ids = Numbers(reader, columns.label)
     try:
@@ -121,7 +127,7 @@ def _exact_batches(
     reader: Reader, names: list[str], label: str, ids: Labels | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
     """The same, row by row. Raises UserError with the location of the first mistake."""
-    all_or_none = AllOrNone(label, "label", "one")
+    all_or_none = AllOrNone(label, "label", "one", _NO_LABEL)
 
     def checked() -> Iterator[tuple[list[str], int | np.ndarray | np.float32]]:
         for location, row in reader.rows([*names, label] if ids else names):

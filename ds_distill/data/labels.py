@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ds_distill.data.label_vectors import as_list, is_vector, vector_length
 from ds_distill.data.readers import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_json
 
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+_NUMERAL = re.compile(r"([-+]?[0-9]{1,18})(\.0*)?")
+"""A whole number, in all its spellings."""
 
 
 class Odd(Exception):
@@ -33,148 +37,205 @@ def is_labelled(labels: np.ndarray) -> np.ndarray:
     return np.asarray(known.all(axis=1))
 
 
-def distinct_labels(reader: Reader, column: str) -> list[str]:
-    """Names of the labels in a column, of each or of lists of them, sorted; as numbers where all
-    are whole numbers.
+def distinct_labels(
+    reader: Reader, column: str, *, many: bool = False, minus_one: bool = False
+) -> list[str]:
+    """Names of the labels in a column, sorted; as numbers where all are whole numbers. A number of
+    several spellings is named by its value, and so is 1.0 where all are whole.
+
+    many: rows have lists of labels; those of vectors are named by their places, from 0. minus_one:
+        -1 is a name, and not the mark of a row without a label.
 
     Raises UserError when a row cannot be read or its label is neither text nor a whole number.
     """
-    found: set[Any] = set()
+    if many and (length := vector_length(reader, column)) is not None:
+        return list(map(str, range(length)))
+    found: set[str | None] = set()
     try:
         for table in reader.tables([column]):
             values = plain(table[column])
+            if many and is_text(values.type):
+                raise Odd
             if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
                 values = pc.list_flatten(values)
-            values = _as_labels(values)
-            if not (is_text(values.type) or pa.types.is_integer(values.type)):
-                raise Odd
-            found.update(pc.unique(values).to_pylist())
-    except (Odd, pa.ArrowException, OSError, ValueError):
+            found.update(map(_spelled, pc.unique(values.drop_null()).to_pylist()))
+        if None in found:
+            raise Odd
+    except (Odd, pa.ArrowException, OSError, ValueError, OverflowError):
         found = set()
         for location, row in reader.rows([column]):
-            given = row.get(column)
-            for value in map(_as_label, given if isinstance(given, list) else [given]):
-                if value is not None and type(value) not in (str, int):
+            given = as_list(row.get(column), reader) if many else row.get(column)
+            for value in given if isinstance(given, list) else [given]:
+                if value is not None and _spelled(value) is None:
                     raise UserError(_not_a_label(location, column, value)) from None
-                found.add(value)
-    found -= {None, ""} if reader.numbers_are_text else {None}
-    names = {str(value) for value in found} if found != {-1} else set()
-    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+                found.add(_spelled(value))
+    spellings: dict[str | int, list[str]] = {}
+    for name in found - {None, ""} if reader.numbers_are_text else found - {None}:
+        spellings.setdefault(_key(str(name)), []).append(str(name))
+    if not minus_one:
+        spellings.pop(-1, None)
+    whole = all(isinstance(key, int) for key in spellings)
+    names = [
+        str(key) if len(alike) > 1 or (whole and "." in alike[0]) else alike[0]
+        for key, alike in spellings.items()
+    ]
+    if all(map(_WHOLE_NUMBER.fullmatch, names)):
         return sorted(names, key=int)
     return sorted(names)
 
 
+class LabelNames:
+    """Finds labels by their names. White space around a name does not count, and whole numbers
+    compare by value: 01 and 1.0 are 1. Of labels that are alike then, the same spelling is meant.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._exact = {name: number for number, name in enumerate(labels)}
+        self._by_key: dict[str | int, int] = {}
+        for name in sorted(labels, key=lambda name: str(_key(name)) != name):
+            self._by_key.setdefault(_key(name.strip()), self._exact[name])
+        self.any_numbers = any(isinstance(key, int) for key in self._by_key)
+
+    def find(self, name: str) -> int | None:
+        exact = self._exact.get(name)
+        return self._by_key.get(_key(name.strip())) if exact is None else exact
+
+
 class LabelIds:
     """Maps labels of a file, names or whole numbers, to class ids. true and false are names, and
-    1.0 is 1, except in CSV, which has text alone.
+    1.0 is 1; see `LabelNames`.
 
     A number is a class id, except where names are numbers themselves: then it is a name. Where
     the format has names for its class ids, these count. -1, null, and in CSV an empty field mean
     no label.
     """
 
-    def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
-        self.labels = labels
-        self.column = column
-        self.names = {name: number for number, name in enumerate(labels)}
+    def __init__(
+        self, labels: list[str], reader: Reader, column: str, *, found: bool = False
+    ) -> None:
+        """found: the labels are those of examples, whose order says of no number which is meant."""
+        self.labels, self.column = labels, column
+        self._names, self._from_text = LabelNames(labels), reader.numbers_are_text
         self.class_names = reader.label_names(column)
+        self._ids: dict[str | int, int] = {}
         if self.class_names is not None:
-            self.numbers = {
-                number: self.names[name]
-                for number, name in enumerate(self.class_names)
-                if name in self.names
-            }
-        elif any(map(_WHOLE_NUMBER.fullmatch, labels)):
-            whole = [name for name in labels if _WHOLE_NUMBER.fullmatch(name)]
-            self.numbers = {int(name): self.names[name] for name in whole}
-        else:
-            self.numbers = {number: number for number in range(len(labels))}
-        self.numbers.setdefault(-1, -1)
-        if reader.numbers_are_text:
-            for number, label in self.numbers.items():
-                self.names.setdefault(str(number), label)
-            self.names.setdefault("", -1)
+            found_names = enumerate(map(self._names.find, self.class_names))
+            self._ids = {number: label for number, label in found_names if label is not None}
+        elif not (found or self._names.any_numbers):
+            self._ids = {number: number for number in range(len(labels))}
 
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
         """Class ids, int64 [N], -1 for no label. Raises Odd, or ArrowException, where a label is
         not known."""
-        values = _as_labels(plain(values))
-        if is_text(values.type):
-            known: dict[Any, int] = self.names
-        elif pa.types.is_integer(values.type):
-            known, values = self.numbers, values.cast(pa.int64())
-        elif pa.types.is_null(values.type):
+        values = plain(values)
+        if pa.types.is_null(values.type):
             return np.full(len(values), -1, dtype=np.int64)
-        else:
+        distinct = pc.unique(values)
+        found = list(map(self._find, distinct.to_pylist()))
+        if None in found:
             raise Odd
-        locations = pc.index_in(values, value_set=pa.array(list(known), type=values.type))
-        if locations.null_count != values.null_count:
-            raise Odd
-        ids = np.array([*known.values(), -1], dtype=np.int64)
-        return ids[pc.fill_null(locations, len(known)).to_numpy()]
+        locations = pc.index_in(values, value_set=distinct)
+        return np.array(found, dtype=np.int64)[locations.to_numpy()]
 
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
-        value = _as_label(value)
-        if value is None:
-            return -1
-        if type(value) is str and value in self.names:
-            return self.names[value]
-        if type(value) is int and value in self.numbers:
-            return self.numbers[value]
-        if type(value) not in (str, int):
+        if (found := self._find(value)) is not None:
+            return found
+        name = _spelled(value)
+        if name is None:
             raise UserError(_not_a_label(location, self.column, value))
-        given = repr(value)
-        if type(value) is int and self.class_names and 0 <= value < len(self.class_names):
-            given = f"{value} ({self.class_names[value]!r})"
+        given, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
+        if is_number and self.class_names and 0 <= int(name) < len(self.class_names):
+            given = f"{name} ({self.class_names[int(name)]!r})"
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
-        are_ids = type(value) is int and not any(map(_WHOLE_NUMBER.fullmatch, self.labels))
-        numbers = f" Class ids go from 0 to {len(self.labels) - 1}." if are_ids else ""
+        numbers = ""
+        if is_number and self._ids:
+            numbers = f" Class ids go from 0 to {len(self.class_names or self.labels) - 1}."
+        elif isinstance(_key(name), int) and not self._names.any_numbers:
+            numbers = " They are names in train, whose order gives no number a meaning."
         raise UserError(
             f"{location}: label {given} (column {self.column!r}) is not one of the "
-            f"{len(self.labels)} labels: {shown}.{did_you_mean(str(value), self.labels)}{numbers} "
+            f"{len(self.labels)} labels: {shown}.{did_you_mean(name, self.labels)}{numbers} "
             "Correct the row, or list all labels in their order with task.labels=[A, B]."
         )
 
+    def _find(self, value: object) -> int | None:
+        """The class id, -1 for no label, None where it is not known."""
+        if value is None:
+            return -1
+        if (name := _spelled(value)) is None:
+            return None
+        is_number = _is_number(value)
+        if not (is_number and self.class_names):
+            label = self._names.find(value if isinstance(value, str) else name)
+            if label is not None:
+                return label
+        key = _key(name)
+        if key == -1 or (self._from_text and name == ""):
+            return -1
+        return self._ids.get(key) if is_number or self._from_text else None
+
 
 class LabelSets:
-    """Maps lists of labels, names or whole numbers, to 0 or 1 for each label. null means that a
-    row's labels are not known, an empty list that it has none of them."""
+    """Maps lists of labels, names or whole numbers, to 0 or 1 for each label; in CSV, their JSON.
+    Lists of 0 or 1 for each label are taken as they are, where all rows have them: see
+    `vector_length`. null means that a row's labels are not known, an empty list that it has none
+    of them."""
 
-    def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
-        self._one = LabelIds(labels, reader, column)
-        self._count, self._column = len(labels), column
+    def __init__(
+        self, labels: list[str], reader: Reader, column: str, *, found: bool = False
+    ) -> None:
+        """found: as of `LabelIds`."""
+        self._one = LabelIds(labels, reader, column, found=found)
+        self._count, self._reader, self._column = len(labels), reader, column
+        self._length = len(self._one.class_names or labels)
+
+    @cached_property
+    def _are_vectors(self) -> bool:
+        return vector_length(self._reader, self._column) == self._length
 
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
         """int64 [N, L], -1 in rows without labels. Raises Odd where a label is not known."""
         if pa.types.is_null(values.type):
             return np.full((len(values), self._count), -1, dtype=np.int64)
-        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+        if not is_list or (self._are_vectors and self._one.class_names):
             raise Odd
         found = [np.zeros((0, self._count), dtype=np.int64)]
         for chunk in values.chunks:
-            ids = self._one.of_column(pa.chunked_array([chunk.flatten()]))
-            if (ids < 0).any():
-                raise Odd
-            lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()
-            has = np.zeros((len(chunk), self._count), dtype=np.int64)
-            has[np.repeat(np.arange(len(chunk)), lengths), ids] = 1
-            has[chunk.is_null().to_numpy(zero_copy_only=False)] = -1
+            known, flat = chunk.is_valid().to_numpy(zero_copy_only=False), chunk.flatten()
+            has = np.full((len(chunk), self._count), -1, dtype=np.int64)
+            if self._are_vectors:
+                has[known] = flat.cast(pa.int64()).to_numpy().reshape(-1, self._count)
+            else:
+                ids = self._one.of_column(pa.chunked_array([flat]))
+                lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()
+                has[known] = 0
+                has[np.repeat(np.arange(len(chunk)), lengths), ids] = 1
+                if (ids < 0).any() or (has == 1).sum() < len(ids):  # none, or one twice
+                    raise Odd
             found.append(has)
         return np.concatenate(found)
 
     def of_value(self, value: object, location: str) -> np.ndarray:
-        """int64 [L]. Raises UserError where a label is not known, or it is no list."""
+        """int64 [L]. Raises UserError where a label is not known or stands twice, or it is no
+        list."""
         has = np.full(self._count, -1, dtype=np.int64)
+        value = as_list(value, self._reader)
         if value is None:
             return has
         if not isinstance(value, list):
             raise UserError(
                 f"{location}: the labels (column {self._column!r}) must be a list of names or "
                 f"whole numbers, got {kind_of(value)}. Write [] where none applies, and null where "
-                "they are not known."
+                "they are not known; in CSV, lists as in JSON."
             )
         has[:] = 0
+        if self._are_vectors:
+            places = [place for place, one in enumerate(value) if one]
+            named = self._one.class_names is not None
+            has[[self._one.of_value(at, location) for at in places] if named else places] = 1
+            return has
         for label in value:
             number = self._one.of_value(label, location)
             if number < 0:
@@ -182,8 +243,22 @@ class LabelSets:
                     f"{location}: a label (column {self._column!r}) is {label!r}. Take it out of "
                     "the list."
                 )
+            if has[number]:
+                raise self._stands_twice(label, location)
             has[number] = 1
         return has
+
+    def _stands_twice(self, label: object, location: str) -> UserError:
+        said = f"{location}: the labels (column {self._column!r}) have {label!r} twice. "
+        if isinstance(label, str):
+            return UserError(f"{said}Name each once.")
+        rows = self._reader.rows([self._column])
+        lists = ((where, as_list(row.get(self._column), self._reader)) for where, row in rows)
+        other = (at for at, row in lists if row is not None and not is_vector(row, self._length))
+        return UserError(
+            f"{said}Name each once; or, of vectors, write 0 or 1 for each of the {self._length} "
+            f"labels in every row, and {next(other)} has something else."
+        )
 
 
 class Numbers:
@@ -251,19 +326,26 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _as_labels(labels: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As `_as_label`, of a column. Raises ArrowException where a number is not whole."""
-    if pa.types.is_boolean(labels.type):
-        return labels.cast(pa.string())
-    return labels.cast(pa.int64()) if pa.types.is_floating(labels.type) else labels
+def _spelled(value: object) -> str | None:
+    """A label as a name: one that is true or false as JSON writes it; 1.0, as pandas has whole
+    numbers where rows lack one, as 1. None of what is none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else None
+    if isinstance(value, int):
+        return str(value)
+    return value.strip() if isinstance(value, str) else None
 
 
-def _as_label(value: object) -> object:
-    """The name of a label that is true or false, as JSON writes it; 1.0, as pandas has whole
-    numbers where rows lack one, as 1; other values as they are."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return str(value).lower() if isinstance(value, bool) else value
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _key(name: str) -> str | int:
+    """What tells labels apart: of whole numbers their value."""
+    number = _NUMERAL.fullmatch(name)
+    return name if number is None else int(number[1])
 
 
 def _not_a_label(location: str, column: str, value: object) -> str:

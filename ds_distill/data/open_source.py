@@ -17,7 +17,7 @@ from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.cutting import of_whole_example
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import Groups, with_marks
-from ds_distill.data.labels import is_labelled, label_array
+from ds_distill.data.labels import LabelNames, is_labelled, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
@@ -91,6 +91,10 @@ class CombinedSource(Source):
 
     def _label_names(self) -> list[str]:
         return self._own.labels
+
+    @property
+    def found_labels(self) -> bool:
+        return self._own.found_labels
 
     def _examples(self, split: str) -> datasets.Dataset:
         folds = self.task.data.folds
@@ -218,6 +222,7 @@ class _Other:
         with self._located():
             self._source = source_at(there)
         self._source.fewest_labels = 0  # it is a part: the task's own are enough
+        self._source.names_minus_one = isinstance(split.labels, dict) and "-1" in split.labels
         if "train" not in self._source.splits:
             raise UserError(
                 f"{self._key}.path={split.path}: there is no split 'train'. It has: "
@@ -303,7 +308,8 @@ class _Other:
     def _knows(self, label: str) -> bool:
         """Whether the mapping has one of their labels."""
         mapping = self._split.labels
-        return label in (mapping if isinstance(mapping, dict) else self._combined.labels)
+        known = mapping if isinstance(mapping, dict) else self._combined.labels
+        return LabelNames([*known]).find(label) is not None
 
     def _mapped(self, labels: np.ndarray, theirs: list[str]) -> np.ndarray:
         """Our class ids for theirs: int64 [N]; or of each of our labels whether a row has one of
@@ -319,10 +325,12 @@ class _Other:
                     f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out."
                 )
 
+        names, to_ours = LabelNames([*mapping]), [*mapping.values()]
+
         def number(label: str) -> int:
-            if label not in mapping:
+            if (at := names.find(label)) is None:
                 return _UNKNOWN
-            to = mapping[label]
+            to = to_ours[at]
             return _LEFT_OUT if to is None else ours.index(to)
 
         numbers = np.array([number(label) for label in theirs], dtype=np.int64)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ds_distill.data.ids import ExamplesById
-from ds_distill.data.labels import LabelIds, LabelSets, Numbers
+from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
 from ds_distill.data.readers import Reader, check_text, kind_of
 from ds_distill.data.row_forms import text_columns
 from ds_distill.data.sources import Source
@@ -48,6 +48,7 @@ class PredictionRows:
         task, present = source.task, reader.columns()
         self._reader, self._labels, self.by_id = reader, source.labels, by_id
         self.fingerprint = reader.fingerprint()
+        self._names = LabelNames(source.labels)
         self._many, self.width = task.predicts == "labels", len(source.labels) or 1
         self._words = WordColumns.of(task.data.columns, present) if task.rows == "words" else None
         self.names = self._columns(source, present)
@@ -63,7 +64,7 @@ class PredictionRows:
             self._predicted = Numbers(reader, self.form)
         else:
             kind = LabelSets if self._many else LabelIds
-            self._predicted = kind(source.labels, reader, self.form)
+            self._predicted = kind(source.labels, reader, self.form, found=source.found_labels)
 
     def _columns(self, source: Source, present: list[str]) -> list[str]:
         """Those that say of which example a row is."""
@@ -126,8 +127,7 @@ class PredictionRows:
 
     def _logits(self, row: dict[str, Any], value: Any, example: list[Any], location: str) -> Any:
         """[C], or of words [W, C]."""
-        lists = self._many or self._words is not None
-        if self._reader.numbers_are_text and (lists or self.form != "predicted"):
+        if self._reader.numbers_are_text and (self._words is not None or self.form != "predicted"):
             with suppress(ValueError):  # in CSV, the JSON of it
                 value = json.loads(value)
         if self._words is None:
@@ -178,22 +178,23 @@ class PredictionRows:
     def _by_label(self, value: Any, location: str) -> np.ndarray:
         """float64 [C], from a number by label or numbers in the labels' order."""
         if isinstance(value, dict):
-            given = {str(name): number for name, number in value.items()}
-            for name in given:
-                if name not in self._labels:
+            given: dict[int, Any] = {}
+            # A column of objects, as in parquet, has null where an object has no such key.
+            for name, number in value.items():
+                if (label := self._names.find(str(name))) is None:
                     raise UserError(
                         f"{location}: {self.form!r} has {name!r}, which is not one of the "
                         f"{len(self._labels)} labels: {', '.join(self._labels)}."
                         f"{did_you_mean(name, self._labels)}"
                     )
-            # A column of objects, as in parquet, has null where an object has no such key.
-            given = {name: number for name, number in given.items() if number is not None}
+                if number is not None:
+                    given[label] = number
             if self.form == "logits" and len(given) < len(self._labels):
-                missing = [label for label in self._labels if label not in given]
+                missing = [label for at, label in enumerate(self._labels) if at not in given]
                 raise UserError(
                     f"{location}: 'logits' lacks {', '.join(missing)}. Name all labels."
                 )
-            listed = [given.get(label, 0.0) for label in self._labels]
+            listed = [given.get(label, 0.0) for label in range(len(self._labels))]
         elif isinstance(value, list) and len(value) == len(self._labels):
             listed = value
         else:

@@ -29,7 +29,7 @@ from ds_distill.errors import UserError
 from ds_distill.keys import among_keys, find_keys, sorted_keys
 from ds_distill.process.activity import mark
 
-VERSION = 3
+VERSION = 4
 """Part of the converted files' names: raise it when the same input gives other logits."""
 
 
@@ -86,6 +86,7 @@ def open_predictions(path: Path, source: Source, splits: Collection[str] = ()) -
     """
     rows = _rows(path, source, splits)
     state = [VERSION, rows.fingerprint, rows.names, rows.form, source.task.predicts]
+    state += [source.found_labels]
     if rows.by_id is not None:
         state += [rows.by_id.fingerprint()]
     digest = xxhash.xxh3_128_hexdigest(json.dumps([*state, source.labels]).encode())

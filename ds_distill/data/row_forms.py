@@ -48,9 +48,9 @@ class RowForm(ABC):
         """What the converted rows depend on beside the file: JSON values."""
 
     @abstractmethod
-    def convert(self, labels: list[str], path: Path) -> None:
+    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
         """Write the examples to an Arrow file; labels: none where the file has no column of
-        them."""
+        them. found: as of `LabelIds`."""
 
     def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The content keys of rows as the reader gives them: int64 [n, 2]."""
@@ -77,8 +77,8 @@ class TextRows(RowForm):
         class_names = self.reader.label_names(self.label_column)
         return [_named(self.columns), labels, class_names, *kinds]
 
-    def convert(self, labels: list[str], path: Path) -> None:
-        how = {"many_labels": self._many, "numbers": self._numbers}
+    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
+        how = {"many_labels": self._many, "numbers": self._numbers, "found": found}
         convert(self.reader, self.columns, labels, path, **how)
 
 
@@ -102,8 +102,8 @@ class WordRows(RowForm):
         class_names = self.reader.label_names(self.label_column)
         return [_named(columns), labels, class_names, "words", words.VERSION]
 
-    def convert(self, labels: list[str], path: Path) -> None:
-        words.convert(self.reader, self.words, labels, path)
+    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
+        words.convert(self.reader, self.words, labels, path, found=found)
 
     def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         lists = [self.words.words_of_row(row[self.words.words]) for row in rows]
@@ -122,7 +122,7 @@ class QuestionRows(RowForm):
     def state(self, labels: list[str]) -> list[Any]:
         return [_named(self.columns), "contexts", *["any number"] * (self.task.predicts == "tag")]
 
-    def convert(self, labels: list[str], path: Path) -> None:
+    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
         any_number = self.task.predicts == "tag"
         questions.convert(self.reader, self.columns, path, any_number=any_number)
 

@@ -36,7 +36,7 @@ from ds_distill.recipe.tasks import Task
 _SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
 """By what models predict: the classes of an example, where they are not one."""
 
-VERSION = 1
+VERSION = 2
 """Part of the converted files' names: raise it when the same input gives other rows."""
 
 
@@ -78,6 +78,8 @@ class Source(ABC):
     """Names of the splits that are there."""
     fewest_labels = 2
     """Of those that are found in its examples."""
+    names_minus_one = False
+    """Whether -1 is one of those, and not the mark of an example without a label."""
 
     def __init__(self, task: Task, cache_folder: Path | None) -> None:
         self.task = task
@@ -89,6 +91,12 @@ class Source(ABC):
         UserError where it has, and they cannot be found."""
         given = self.task.given_labels
         return self._label_names() if given is None else given
+
+    @property
+    def found_labels(self) -> bool:
+        """Whether the labels are those of the examples in train, which says of no class id whose it
+        is."""
+        return False
 
     @abstractmethod
     def _label_names(self) -> list[str]:
@@ -204,8 +212,13 @@ class ReaderSource(Source):
         self._check_named_splits()
 
     def _label_names(self) -> list[str]:
-        return self._declared_labels() or self._labels_in_train()
+        return self._declared_labels or self._labels_in_train()
 
+    @property
+    def found_labels(self) -> bool:
+        return self.task.given_labels is None and not self._declared_labels
+
+    @cached_property
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():
             return read_labels(self._folder / "labels.json")
@@ -230,12 +243,14 @@ class ReaderSource(Source):
             raise self._no_labels("train")
         if (tags := form.tags()) is not None:
             return tags
-        names = distinct_labels(reader, column)
+        many = self.task.predicts == "labels"
+        names = distinct_labels(reader, column, many=many, minus_one=self.names_minus_one)
         if len(names) < self.fewest_labels:
             raise UserError(
                 f"{reader.name}: column {column!r} holds {len(names)} different label(s) "
-                f"({', '.join(names)}), and a task needs at least two. Give all of them with "
-                f"task.labels=[A, B], or the right column with task.data.columns.{key}=NAME."
+                f"({', '.join(names)}), and a task needs at least two; -1 is none. Give all of "
+                "them with task.labels=[A, B], or the right column with "
+                f"task.data.columns.{key}=NAME."
             )
         return names
 
@@ -287,10 +302,12 @@ class ReaderSource(Source):
             if name not in present:
                 raise _missing_column(reader, key, name)
         labels = self.labels if form.label_column in present else []
-        state = [VERSION, reader.fingerprint(), *form.state(labels)]
+        found = self.found_labels
+        state = [VERSION, reader.fingerprint(), found, *form.state(labels)]
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         file = self.cache_folder / f"examples-{digest}.arrow"
-        return datasets.Dataset.from_file(str(build_once(file, partial(form.convert, labels))))
+        convert = partial(form.convert, labels, found=found)
+        return datasets.Dataset.from_file(str(build_once(file, convert)))
 
     def all_locations(
         self, split: str, copies: Mapping[tuple[int, int], int]
@@ -316,8 +333,8 @@ class ReaderSource(Source):
         if column not in reader.columns():
             return _missing_column(reader, form.label_key, column)
         return UserError(
-            f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
-            "they are needed here. Choose a split with labels, or fill the column."
+            f"{reader.name}: split {split!r} has no labels (column {column!r} is empty, or "
+            "-1), and they are needed here. Choose a split with labels, or fill the column."
         )
 
 

@@ -193,10 +193,13 @@ def entity_tags(reader: Reader, columns: WordColumns) -> list[str]:
     return [OUTSIDE, *(f"{part}-{kind}" for kind in sorted(types) for part in "BI")]
 
 
-def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path) -> None:
+def convert(
+    reader: Reader, columns: WordColumns, labels: list[str], path: Path, *, found: bool = False
+) -> None:
     """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
 
-    labels: the tags, in the order of the class ids; none where the split has none.
+    labels: the tags, in the order of the class ids; none where the split has none. found: as of
+        `LabelIds`.
 
     Raises UserError with the location of the first invalid row.
     """
@@ -207,7 +210,7 @@ def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path)
         values = [words, tags, keys[:, 0], keys[:, 1], widened]
         return [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
 
-    if write_rows(_checked(reader, columns, labels), path, EXAMPLES, arrays) == 0:
+    if write_rows(_checked(reader, columns, labels, found), path, EXAMPLES, arrays) == 0:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
 
 
@@ -215,8 +218,10 @@ _Row = tuple[list[str], list[int], int]
 """Words, class ids, and how many of the spans have more than they say."""
 
 
-def _checked(reader: Reader, columns: WordColumns, labels: list[str]) -> Iterator[_Row]:
-    ids = LabelIds(labels, reader, columns.tags) if labels else None
+def _checked(
+    reader: Reader, columns: WordColumns, labels: list[str], found: bool
+) -> Iterator[_Row]:
+    ids = LabelIds(labels, reader, columns.tags, found=found) if labels else None
     all_or_none = AllOrNone(columns.tags, "tags", "some")
     lost: list[tuple[str, Span, str]] = []
     names = [columns.words, columns.tags] if ids else [columns.words]

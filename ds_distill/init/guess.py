@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ds_distill.data.label_vectors import as_list
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.splits import USUAL_NAMES, folder_splits
 from ds_distill.errors import UserError
@@ -75,7 +76,7 @@ def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
     rows = [row for _, row in islice(reader.rows(columns), ROWS)]
     if not rows:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
-    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in columns}
+    values = {name: _filled([row.get(name) for row in rows], reader) for name in columns}
     shapes = {name: _shape_of(name, found, reader) for name, found in values.items()}
     seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
     notes = [f"{files['train'].name} has the columns {seen}."]
@@ -107,7 +108,7 @@ def _has_any(label: str | None, file: Path) -> bool:
     if label not in reader.columns():
         return False
     rows = islice(reader.rows([label]), ROWS)
-    return any(row.get(label) not in (None, "", -1, "-1") for _, row in rows)
+    return any(row.get(label) not in (None, "", -1, "-1", "-1.0") for _, row in rows)
 
 
 def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
@@ -135,12 +136,20 @@ def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
     return {split: file.name for split, file in found.items()}, found
 
 
+def _filled(values: Sequence[Any], reader: Reader) -> list[Any]:
+    """What a column has; in CSV lists, where all are their JSON."""
+    lists = [one for one in (as_list(value, reader) for value in values) if one is not None]
+    if all(isinstance(one, list) for one in lists):
+        return lists
+    return [value for value in values if value is not None]
+
+
 def _shape_of(name: str, values: Sequence[Any], reader: Reader) -> str:
     """What a column holds: classes, where it declares names of its numbers."""
     shape = _shape(values, reader.numbers_are_text)
-    if shape not in ("whole numbers", "lists") or reader.label_names(name) is None:
+    if shape not in ("whole numbers", "lists of whole numbers") or reader.label_names(name) is None:
         return shape
-    return "lists of classes" if shape == "lists" else "classes"
+    return "classes" if shape == "whole numbers" else "lists of classes"
 
 
 def _shape(values: Sequence[Any], numbers_are_text: bool) -> str:
@@ -158,7 +167,8 @@ def _shape(values: Sequence[Any], numbers_are_text: bool) -> str:
                 return "spans"
             if {"text", "start"} <= keys or {"start", "end"} <= keys:
                 return "answers"
-        return "lists"
+        whole = all(isinstance(item, int | float) and item % 1 == 0 for item in items)
+        return "lists of whole numbers" if whole else "lists"
     if all(isinstance(value, Mapping) for value in filled):
         return "answers" if all("answer_start" in value for value in filled) else "objects"
     if all(isinstance(value, bool) for value in filled):
@@ -304,7 +314,7 @@ _FINDERS: tuple[tuple[Callable[[_Table], Found | None], tuple[str, ...]], ...] =
 
 
 def _task_of(labels: Sequence[Any], shape: str) -> str | None:
-    if shape in ("lists of texts", "lists of classes"):
+    if shape in ("lists of texts", "lists of classes", "lists of whole numbers"):
         return "multi-label"
     if shape == "numbers":
         return "regression"

@@ -79,9 +79,9 @@ def rows(of: str, count: int) -> list[tuple[str, str]]:
 def test_classes_are_counted_and_what_looks_wrong_is_named(
     check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One `Joy` and one `anger ` made a student of five classes, and nobody said so."""
+    """One `Joy` and one `Anger` made a student of five classes, and nobody said so."""
     monkeypatch.chdir(tmp_path)
-    train = [*rows("joy", 30), ("so glad", "Joy"), *rows("anger", 30), ("so cross", "anger ")]
+    train = [*rows("joy", 30), ("so glad", "Joy"), *rows("anger", 30), ("so cross", "Anger")]
     said = check(
         {
             "train": [*train, ("it rains", "sad"), ("it rains", "joy"), *rows("sad", 8)],
@@ -90,13 +90,13 @@ def test_classes_are_counted_and_what_looks_wrong_is_named(
         }
     )
     assert (
-        "task, split train, examples of each class: joy 31, anger 30, sad 9, Joy 1, anger  1."
+        "task, split train, examples of each class: joy 31, anger 30, sad 9, Anger 1, Joy 1."
         in said
     )
-    assert "task, split test, examples of each class: anger 1, joy 1, sad 1, Joy 0" in said
+    assert "task, split test, examples of each class: anger 1, joy 1, sad 1, Anger 0" in said
     assert "'Joy' (1, e.g. data/train.jsonl:31) and 'joy' (33) differ in case or blanks" in said
-    assert "'anger ' (1, e.g. data/train.jsonl:62) and 'anger' (35) differ in case" in said
-    assert "split 'validation' has no example of 3 of the classes: Joy, anger , sad." in said
+    assert "'Anger' (1, e.g. data/train.jsonl:62) and 'anger' (35) differ in case" in said
+    assert "split 'validation' has no example of 3 of the classes: Anger, Joy, sad." in said
     assert "1 text(s) stand in the data more than once, with other labels (3 examples): " in said
     assert "data/train.jsonl:63 sad, data/train.jsonl:64 joy, data/validation.jsonl:4 anger" in said
 

@@ -164,9 +164,9 @@ def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
 class AllOrNone:
     """Whether each row of a split has something, or none has."""
 
-    def __init__(self, column: str, what: str, some: str) -> None:
+    def __init__(self, column: str, what: str, some: str, advice: str = "") -> None:
         """what, some: what a row has in the column, and a word for it: `tags`, `some`."""
-        self._column, self._what, self._some = column, what, some
+        self._column, self._what, self._some, self._advice = column, what, some, advice
         self._first: dict[bool, str] = {}
 
     def see(self, has: bool, location: str) -> None:
@@ -176,7 +176,7 @@ class AllOrNone:
             raise UserError(
                 f"{self._first[False]}: no {self._what} in {self._column!r}, but "
                 f"{self._first[True]} has {self._some}. Give every row of a split {self._some}, "
-                "or none."
+                f"or none.{self._advice}"
             )
 
 

@@ -24,7 +24,7 @@ from ds_distill.data.readers.base import BATCH, LONGEST_LINE, FileReader, kind_o
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark
 
-VERSION = 1
+VERSION = 2
 """Part of the names of files of columns: raise it when the same rows have others."""
 
 _SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[.*"paragraphs"', re.S)
@@ -89,7 +89,7 @@ class JsonLines(LinesFile):
 
     @cached_property
     def _types(self) -> dict[str, str]:
-        """Of each key, in the order of the file, the type of its first value."""
+        """Of each key, in the order of the file, the type of its first value, see `_TYPES`."""
         if self._kept is None:
             return self._read_types()
         digest = xxhash.xxh3_128_hexdigest(f"{VERSION} {self.fingerprint()}".encode())
@@ -109,7 +109,7 @@ class JsonLines(LinesFile):
             rows += 1
             if row.keys() <= found.keys():
                 continue
-            new = {name: type(value).__name__ for name, value in row.items() if name not in found}
+            new = {name: _type_of(value) for name, value in row.items() if name not in found}
             found |= new
             letters += sum(map(len, new))
             if letters > LONGEST_LINE:  # as many as one row may have; else they fill the memory
@@ -123,11 +123,8 @@ class JsonLines(LinesFile):
 
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
         # A schema instead of Arrow's guess, which turns texts that look like dates into dates.
-        numbers = {"int": pa.int64(), "float": pa.float64()}
         types = self._types
-        fields = [
-            (name, numbers.get(types[name], pa.string())) for name in columns if name in types
-        ]
+        fields = [(name, _TYPES.get(types[name], pa.string())) for name in columns if name in types]
         reader = pyarrow.json.open_json(
             self.path,
             read_options=pyarrow.json.ReadOptions(block_size=1 << 24),
@@ -185,6 +182,22 @@ class JsonLines(LinesFile):
                 "{question, context: $c, answers: [.answers[] | {text, start: .answer_start}]}' "
                 f"{self.path.name} > train.jsonl`."
             )
+
+
+_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "list": pa.list_(pa.string()),
+}
+_TYPES |= {f"list of {name}": pa.list_(_TYPES[name]) for name in ("int", "float", "bool")}
+"""Of values that are no texts."""
+
+
+def _type_of(value: Any) -> str:
+    name = type(value).__name__
+    first = type(value[0]).__name__ if isinstance(value, list) and value else ""
+    return of_first if (of_first := f"{name} of {first}") in _TYPES else name
 
 
 class TextLines(LinesFile):
