@@ -127,7 +127,8 @@ def _exact_batches(
     reader: Reader, names: list[str], label: str, ids: Labels | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
     """The same, row by row. Raises UserError with the location of the first mistake."""
-    all_or_none = AllOrNone(label, "label", "one", _NO_LABEL)
+    advice = _NO_LABEL if isinstance(ids, LabelIds) else ""
+    all_or_none = AllOrNone(label, "label", "one", advice)
 
     def checked() -> Iterator[tuple[list[str], int | np.ndarray | np.float32]]:
         for location, row in reader.rows([*names, label] if ids else names):

@@ -325,15 +325,9 @@ class _Other:
                     f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out."
                 )
 
-        names, to_ours = LabelNames([*mapping]), [*mapping.values()]
-
-        def number(label: str) -> int:
-            if (at := names.find(label)) is None:
-                return _UNKNOWN
-            to = to_ours[at]
-            return _LEFT_OUT if to is None else ours.index(to)
-
-        numbers = np.array([number(label) for label in theirs], dtype=np.int64)
+        to_ours = [_LEFT_OUT if to is None else ours.index(to) for to in mapping.values()]
+        places = map(LabelNames([*mapping]).find, theirs)
+        numbers = np.array([_UNKNOWN if at is None else to_ours[at] for at in places], np.int64)
         if labels.ndim == 1:
             return numbers[labels]
         has = np.zeros((len(labels), len(ours)), dtype=np.int64)

@@ -23,7 +23,7 @@ from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.init.guess import DataOptions, guess
 from ds_distill.keys import content_keys
-from ds_distill.recipe.tasks import Data, MultiLabel, SingleLabel, TokenClassification
+from ds_distill.recipe.tasks import Data, MultiLabel, Regression, SingleLabel, TokenClassification
 
 ENDINGS = ("jsonl", "csv", "tsv", "parquet")
 ABC = ["alpha", "beta", "gamma"]
@@ -208,14 +208,28 @@ def test_where_names_are_those_of_train_a_number_is_none(
     """1 was the class id of "2 stars"."""
     write(tmp_path / f"train.{ending}", ["1 star", "2 stars", "3 stars"])
     write(tmp_path / f"test.{ending}", [number])
-    with pytest.raises(UserError, match=r"test\..*label .*1.* is not one of the 3 labels"):
-        labels_of(opened(tmp_path), "test")
     said = write(tmp_path / f"said.{ending}", [number], "predicted")
+    declared, known = tmp_path / "labels.json", ending in ("csv", "tsv") or type(number) is not str
+    if known:
+        declared.write_text(json.dumps(["1 star", "2 stars", "3 stars"]))
+        assert labels_of(opened(tmp_path), "test") == [1], "their order is known"
+        assert open_predictions(said, opened(tmp_path)).logits[0].argmax() == 1
+        declared.unlink()
+    with pytest.raises(
+        UserError, match=r"test\..*label .*1.* is not one of the 3 .*names in train"
+    ):
+        labels_of(opened(tmp_path), "test")
     with pytest.raises(UserError, match=r"said\..*label .*1.* is not one of the 3 labels"):
         open_predictions(said, opened(tmp_path))
-    (tmp_path / "labels.json").write_text(json.dumps(["1 star", "2 stars", "3 stars"]))
-    if ending in ("csv", "tsv") or type(number) is not str:
-        assert labels_of(opened(tmp_path), "test") == [1], "their order is known"
+
+
+def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ["-1", "01", "1.50"])
+    task = Regression(data=Data(path=str(tmp_path)))
+    assert labels_of(open_source(task, tmp_path / "cache")) == [-1, 1, 1.5]
+    write(tmp_path / "train.csv", ["-1", "01", ""])
+    with pytest.raises(UserError, match=r"csv:4: no label .*, or none\.$"):
+        open_source(task, tmp_path / "cache").read("train")
 
 
 def test_tags_of_train_give_numbers_no_meaning(tmp_path: Path) -> None:

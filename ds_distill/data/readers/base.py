@@ -165,7 +165,8 @@ class AllOrNone:
     """Whether each row of a split has something, or none has."""
 
     def __init__(self, column: str, what: str, some: str, advice: str = "") -> None:
-        """what, some: what a row has in the column, and a word for it: `tags`, `some`."""
+        """what, some: what a row has in the column, and a word for it: `tags`, `some`. advice: more
+        that the message says."""
         self._column, self._what, self._some, self._advice = column, what, some, advice
         self._first: dict[bool, str] = {}
 
