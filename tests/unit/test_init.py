@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 import pytest
 import yaml
+from passes import untraced
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_text, toy_vocabulary
 from transformers import AutoConfig
 from typer.testing import CliRunner, Result
@@ -394,6 +395,19 @@ def test_the_plan_for_a_gpu_gives_stage_and_micro_batch(
     assert micro is None if batch is None else 0 < micro < batch and batch % micro == 0
     with pytest.raises(UserError, match="--gpu h1000: not a GPU that is known here"):
         ds_distill("init", data, "--output", file, "--force", "--gpu", "h1000")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_planned_for_a_gpu(
+    kind: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of questions it ended in an AssertionError."""
+    untraced(monkeypatch)
+    row, form, options = KINDS[kind]
+    data, file = write(tmp_path / "data", row, form), tmp_path / "made.yaml"
+    given = ["--teacher", models / "encoder", "--output", file, "--gpu", "h100", *options]
+    assert ds_distill("init", data, *given).exit_code == 0
+    assert yaml.safe_load(file.read_text())["deepspeed"] == "zero1_auto"
 
 
 def test_numbers_are_classes_or_numbers(models: Path, tmp_path: Path) -> None:
