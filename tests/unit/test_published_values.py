@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def loaded() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in PUBLISHED:
         of_suite = name.startswith("suite ")
-        reference, *overrides = name.removeprefix("suite ").split(" ")
+        reference, *overrides = shlex.split(name.removeprefix("suite "))
         found[name] = (load_suite if of_suite else load_recipe)(reference, overrides)
     return found
 
