@@ -20,16 +20,6 @@ OURS = {
 }
 """DeepSpeed keys that the recipe sets, and the recipe's keys for them."""
 
-NOT_OURS = {
-    "optimizer": "learning_rate, weight_decay and warmup of the recipe",
-    "scheduler": "learning_rate, warmup and epochs of the recipe",
-    "elasticity": "a fixed number of ranks; DeepSpeed 0.19 removed elastic training",
-    "pipeline": "ZeRO stages 0 to 3",
-    "tensor_parallel": "ZeRO stages 0 to 3",
-}
-"""DeepSpeed keys that a run does not support, and what to use instead."""
-
-
 NO_WAITS = {"timers": {"throughput": {"enabled": False}}}
 """DeepSpeed's throughput timer waits for the device twice a micro-step, and a run has its own."""
 
@@ -40,44 +30,29 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
     A name that ends in `_auto` means the `_bf16` config where the device computes in bf16, else
     the `_fp32` one, which differs in nothing else. `for_device=False` takes the `_fp32` one.
 
-    Raises UserError when it is missing, is no JSON object, or has keys of `NOT_OURS`.
+    Raises UserError when it is missing, or `read_config` refuses it.
     """
     folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
     path = Path(reference)
-    if not is_file(path):
+    if is_file(path):
+        from ds_distill.engine.config_file import read_config  # imports deepspeed: seconds
+
+        config = read_config(path, OURS, for_device=for_device)
+    else:
         stem = reference.removesuffix("_auto")
         auto = stem != reference
         if auto and is_file(folder / f"{stem}_fp32.json"):
             reference = resolved_name(reference) if for_device else f"{stem}_fp32"
         path = folder / f"{reference}.json"
-    if not is_file(path):
-        stems = {found.stem for found in folder.glob("*.json")}
-        names = ", ".join(sorted(stems | {f"{stem.rpartition('_')[0]}_auto" for stem in stems}))
-        raise UserError(
-            f"deepspeed: {reference!r} is neither a file nor a built-in config. Built-in: {names}."
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"deepspeed: {path} cannot be read as JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise UserError(f"deepspeed: {path} must hold a JSON object.")
-    for key, instead in NOT_OURS.items():
-        section = config.get(key)
-        if section and not (isinstance(section, dict) and section.get("enabled") is False):
-            raise UserError(f"deepspeed: {path} sets {key!r}. Take it out and use {instead}.")
-    for section in ("zero_optimization", "bf16", "fp16"):
-        if not isinstance(config.get(section, {}), dict):
+        if not is_file(path):
+            stems = {found.stem for found in folder.glob("*.json")}
+            names = ", ".join(sorted(stems | {f"{stem.rpartition('_')[0]}_auto" for stem in stems}))
             raise UserError(
-                f"deepspeed: {path} sets {section}={config[section]!r}; it is a section, e.g. "
-                '"zero_optimization": {"stage": 3}.'
+                f"deepspeed: {reference!r} is neither a file nor a built-in config. Built-in: "
+                f"{names}."
             )
-    stage = config.get("zero_optimization", {}).get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise UserError(
-            f"deepspeed: {path} sets zero_optimization.stage={stage!r}; stages are 0, 1, 2 and 3."
-        )
-    if stage not in stages_of(config):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    if zero_stage(config) not in stages_of(config):
         raise UserError(
             f"deepspeed: {path} has fp16 at stage 0, where DeepSpeed does not scale the loss. Use "
             "stage 1, e.g. deepspeed=zero1_fp16; on one rank it does the same."
@@ -132,8 +107,8 @@ def deepspeed_config(
     }
     if training:
         for key, recipe_key in OURS.items():
-            given = config.get(key, "auto")
-            if given not in ("auto", ours[key]):
+            given = config.get(key, ours[key])
+            if given != ours[key]:
                 raise UserError(
                     f"deepspeed: {path} sets {key}={given}, but the recipe's {recipe_key} with "
                     f"{num_ranks} rank(s) gives {ours[key]}. Take {key} out of the file, or "

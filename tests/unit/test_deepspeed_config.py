@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from ds_distill.engine import config, precision
+from ds_distill.engine import config, config_file, precision
 from ds_distill.errors import UserError
+from ds_distill.recipe.training import Training
 
 
 @pytest.mark.parametrize("computes", [True, False])
@@ -19,6 +25,33 @@ def test_auto_is_bf16_where_the_device_computes_in_it(
         assert config.zero_stage(found) == stage
         exact = config.find_config(f"zero{stage}_{'bf16' if computes else 'fp32'}")
         assert found == exact[1]
+
+
+@pytest.mark.parametrize(("for_device", "computes"), [(True, True), (True, False), (False, True)])
+def test_what_a_file_leaves_open_is_as_without_it(
+    for_device: bool, computes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As files of transformers' Trainer do; bf16 is then as with `_auto`."""
+    monkeypatch.setattr(config_file, "computes_bf16", lambda: computes)
+    file = tmp_path / "zero.json"
+    zero = {"stage": 2, "reduce_bucket_size": "auto", "overlap_comm": True}
+    zero["offload_optimizer"] = {"device": "none"}
+    given = {"train_batch_size": "auto", "steps_per_print": 2000, "gradient_clipping": "auto"}
+    given |= {half: {"enabled": "auto"} for half in ("bf16", "fp16")}
+    file.write_text(json.dumps({**given, "zero_optimization": zero}))
+    found = config.deepspeed_config(str(file), Training(batch_size=16), 1, for_device=for_device)
+    half = for_device and computes
+    assert (precision.dtype_name(found) == "bfloat16") == found["bf16"]["enabled"] == half
+    assert found["train_batch_size"] == 16 and found["steps_per_print"] == 2000
+    assert "auto" not in json.dumps(found)
+    assert config.zero_stage(found) == 2 and found["zero_optimization"]["overlap_comm"]
+
+
+def test_deepspeed_is_imported_for_files_alone() -> None:
+    """It takes seconds."""
+    code = "from ds_distill.engine.config import find_config; import sys; find_config('zero1_fp32')"
+    code += "; sys.exit('deepspeed' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
