@@ -286,7 +286,8 @@ class Engine:
         """Run models of the bundle without gradients: logits float32 [n, C] and the states of
         `layers`, on the device. Every rank must call this with the same models at the same
         time."""
-        self._engine.eval()
+        if self.bundle.training:  # it visits every module
+            self._engine.eval()
         models = tuple(models)
         with torch.no_grad():
             predictions = self._forward(

@@ -51,6 +51,32 @@ def test_student_and_teachers_are_in_their_modes(world: World, config: str) -> N
     engine.close()
 
 
+def two_models(world: World, config: str) -> Engine:
+    bundle = Bundle(make_student(0.3), {"t": make_student(0.3)}, terms_of({"cross_entropy": {}}))
+    return engine_of(world, bundle, config)
+
+
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero3_fp32"])
+def test_a_prediction_visits_modules_where_their_mode_changes_alone(
+    world: World, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half of the time of a prediction with one teacher beside three."""
+    engine, train = two_models(world, config), Bundle.train
+    calls: list[bool] = []
+
+    def counted(bundle: Bundle, mode: bool = True) -> Bundle:
+        calls.append(mode)
+        return train(bundle, mode)
+
+    monkeypatch.setattr(Bundle, "train", counted)
+    for _ in range(2):
+        engine.train_step([make_batch()])
+        for _ in range(3):
+            engine.predict(make_batch(), ["student"])
+    assert calls == [False, True, False]
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "config",
     ["zero0_bf16", "zero1_bf16", "zero3_bf16", "zero1_fp16", "zero3_fp16", "zero0_fp32"],
