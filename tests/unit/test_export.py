@@ -18,6 +18,7 @@ from ds_distill.export.comparison import LogitDifference, loses
 from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe.metrics.classes import Accuracy
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.metrics.numbers import MSE
 from ds_distill.types import LACKING
 from ds_distill.views import PaddedView
@@ -175,12 +176,30 @@ def test_decisions_that_change_are_counted() -> None:
     assert numbers.decisions == 0 and numbers.largest == float("inf")
 
 
-def test_only_a_loss_beyond_chance_and_the_bound_is_refused() -> None:
-    assert loses([-0.03, -0.02], 0.8, Accuracy, 1.0) is not None
-    assert "+" not in str(loses([-0.03, -0.02], 0.8, Accuracy, 1.0))
-    assert loses([-0.03, -0.005], 0.8, Accuracy, 1.0) is None, "it may be less than a point"
-    assert loses([-0.03, -0.02], 0.8, Accuracy, 3.0) is None
-    assert loses([0.02, 0.03], 0.8, Accuracy, 1.0) is None, "better"
-    assert loses([0.2, 0.3], 10.0, MSE, 1.0) is not None, "1% of 10"
-    assert loses([0.02, 0.03], 10.0, MSE, 1.0) is None
+@pytest.mark.parametrize(
+    ("metric", "score", "most", "worse", "refused"),
+    [
+        (Accuracy, 0.8, 1.0, (0.02, 0.03), True),
+        (Accuracy, 0.8, 1.0, (0.005, 0.03), False),
+        (Accuracy, 0.8, 1.0, (-0.03, 0.03), False),
+        (Accuracy, 0.8, 1.0, (-0.03, -0.02), False),
+        (Accuracy, 0.8, 3.0, (0.02, 0.03), False),
+        (MSE, 10.0, 1.0, (0.2, 0.3), True),
+        (MSE, 10.0, 1.0, (0.05, 0.3), False),
+        (MSE, 10.0, 1.0, (-0.3, 0.3), False),
+        (MSE, 10.0, 1.0, (-0.3, -0.2), False),
+        (MSE, 10.0, 3.0, (0.2, 0.3), False),
+    ],
+)
+def test_only_a_loss_beyond_chance_and_the_bound_is_refused(
+    metric: MetricClass, score: float, most: float, worse: tuple[float, float], refused: bool
+) -> None:
+    """worse: by how much at least and at most; 1 point, or 1% of 10."""
+    low, high = worse
+    found = loses([-high, -low] if metric.higher_is_better else [low, high], score, metric, most)
+    assert (found is not None) == refused
+    assert not refused or ("+" in str(found)) == (metric is MSE)
+
+
+def test_a_score_that_is_not_defined_is_refused() -> None:
     assert loses(None, 10.0, MSE, 1.0) is not None

@@ -21,7 +21,7 @@ from ds_distill.errors import UserError
 from ds_distill.planning import planner as planning
 from ds_distill.planning.caches import example_bytes
 from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
-from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.memory import Zero, inference_states, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
 from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
@@ -418,6 +418,17 @@ def test_weights_across_a_boundary_are_whole_on_both_sides() -> None:
     states = training_states([[60, 40]], 0, {}, Zero(1, 2, 4))
     assert states.gradients == 100 * 4  # of rank 1: 10 of the first and all of the second
     assert states.optimizer == 50 * 12
+
+
+@pytest.mark.parametrize(
+    ("ranks", "max_live", "whole"), [(1, 0, 0), (2, 0, 100), (2, 10, 110), (2, 16, 115)]
+)
+def test_of_sharded_teachers_the_bound_and_the_one_that_passes_it_are_whole(
+    ranks: int, max_live: int, whole: int
+) -> None:
+    zero = Zero(3, ranks, 4, max_live=max_live)
+    states = inference_states({"one": [10, 5], "two": [100]}, zero)
+    assert states.buffers == whole * 4
 
 
 def test_weights_that_rest_are_groups_of_their_own(tmp_path: Path) -> None:

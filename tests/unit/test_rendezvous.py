@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ds_distill.process import watchdog
 from ds_distill.process.activity import Activity
+from ds_distill.process.failures import Failure
 from ds_distill.process.rendezvous import minutes, named
 
 HOST = socket.gethostname()
@@ -114,6 +118,27 @@ def run_ranks(
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stdout.splitlines()
+
+
+def test_an_exchange_that_is_stuck_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose store neither answers nor breaks off, as where the network swallows all."""
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.1)
+    let_go, ended = threading.Event(), threading.Event()
+    failures: list[Failure] = []
+
+    def end(failure: Failure, where: str | None) -> None:
+        failures.append(failure)
+        ended.set()
+
+    process = SimpleNamespace(host="there", is_alive=lambda: None)
+    store = SimpleNamespace(set=lambda key, value: let_go.wait(), check=lambda keys: False)
+    ranks: Any = SimpleNamespace(rank=1, processes=[process, process], connect=lambda: store)
+    watch = watchdog.Watchdog(ranks, 0.5, end)
+    watch.start()
+    assert ended.wait(20), "nobody ends it"
+    watch.stop()
+    let_go.set()
+    assert (failures[0].rank, failures[0].host) == (0, "there")
 
 
 def test_ranks_meet_and_wait_for_each_other() -> None:

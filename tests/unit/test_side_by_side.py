@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from records import EVALUATION
 
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.run.folder import RunFolder
+from ds_distill.sweep.resampling import drawn, examples_of
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
 
 ONE = EVALUATION["models"]["s"]
 
 
-def run(folder: Path, *models: dict[str, dict[str, Any]]) -> Path:
+def run(folder: Path, *models: dict[str, dict[str, Any]], groups: Sequence[int] = range(4)) -> Path:
     """A finished run with an evaluate phase for each of `models`, all on the same examples."""
     made = RunFolder(folder)
     folder.mkdir()
@@ -32,7 +35,7 @@ def run(folder: Path, *models: dict[str, dict[str, Any]]) -> Path:
         file.parent.mkdir(exist_ok=True)
         whole = [name for name, numbers in each.items() if "not_given" not in numbers]
         saved = {name: ClassPredictions(np.eye(2)[[0, 0, 0, number]], labels) for name in whole}
-        SavedPredictions(["cat", "dog"], np.arange(4), saved).write(file)
+        SavedPredictions(["cat", "dog"], np.array(groups), saved).write(file)
     return folder
 
 
@@ -59,6 +62,15 @@ def test_what_no_resample_tells_is_not_within_chance(tmp_path):
     _, text = shown(run(tmp_path / "one", {"s": ONE}), run(tmp_path / "two", {"s": ONE}))
     assert "two (s) and one (s) are not told apart: +0.0 (not known: " in text
     assert "within chance" not in text
+
+
+@pytest.mark.parametrize(
+    ("groups", "alike"), [([0, 1, 2, 3], True), ([3, 5, 7, 9], True), ([0, 0, 1, 1], False)]
+)
+def test_runs_that_were_judged_in_other_groups_have_no_draws_in_common(tmp_path, groups, alike):
+    """Whatever the groups are called."""
+    one, other = run(tmp_path / "one", {"s": ONE}), run(tmp_path / "o", {"s": ONE}, groups=groups)
+    assert (examples_of([drawn(one), drawn(other)]) is not None) == alike
 
 
 def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
