@@ -23,6 +23,7 @@ from toys import (
     toy_recipe_data,
     toy_vocabulary,
     write_toy_task,
+    write_toy_vocabs,
 )
 from warm import Warm
 
@@ -65,27 +66,32 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of random encoders, two layers of width 32, with real tokenizers.
-
-    `toy` has the words of the toy task alone; `bert`, `roberta` and `deberta` have the real
-    vocabularies where those are, and without them `bert` is made of the toy words.
-    """
-    root = tmp_path_factory.mktemp("models")
-    made = {"toy": make_tiny_bert(root / "toy", toy_vocabulary())}
-    vocabularies = SHARED_DATA / "vocabs"
-    if not vocabularies.is_dir():
-        return {**made, "bert": make_tiny_bert(root / "bert", toy_vocabulary())}
-    words = (vocabularies / "bert-base-uncased" / "vocab.txt").read_text(encoding="utf-8")
-    made["bert"] = make_tiny_bert(root / "bert", words.splitlines())
-    made["roberta"] = make_tiny_roberta(root / "roberta", vocabularies / "roberta-base")
-    made["deberta"] = make_tiny_deberta(root / "deberta", vocabularies / "deberta-v3-base")
-    return made
+def vocabs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of vocabularies by name: the published ones where they are, else toy ones of the
+    same kinds. A test of what is true of the published ones alone asks for `shared_data` too."""
+    published = SHARED_DATA / "vocabs"
+    if published.is_dir():
+        return published
+    return write_toy_vocabs(tmp_path_factory.mktemp("vocabs"))
 
 
 @pytest.fixture(scope="session")
-def vocabularies(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of tokenizers with real vocabularies."""
+def tiny_models(tmp_path_factory: pytest.TempPathFactory, vocabs: Path) -> dict[str, Path]:
+    """Folders of random encoders, two layers of width 32. `toy` has the words of the toy task
+    alone; `bert`, `roberta` and `deberta` have the vocabularies of `vocabs`."""
+    root = tmp_path_factory.mktemp("models")
+    words = (vocabs / "bert-base-uncased" / "vocab.txt").read_text(encoding="utf-8")
+    return {
+        "toy": make_tiny_bert(root / "toy", toy_vocabulary()),
+        "bert": make_tiny_bert(root / "bert", words.splitlines()),
+        "roberta": make_tiny_roberta(root / "roberta", vocabs / "roberta-base"),
+        "deberta": make_tiny_deberta(root / "deberta", vocabs / "deberta-v3-base"),
+    }
+
+
+@pytest.fixture(scope="session")
+def vocabularies(vocabs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of tokenizers with the vocabularies of `vocabs`."""
     from transformers import AutoTokenizer, RobertaTokenizer
 
     kinds = {
@@ -98,7 +104,7 @@ def vocabularies(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("vocabularies")
     for name, kind in kinds.items():
         folder = root / name
-        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
+        shutil.copytree(vocabs / name, folder, copy_function=shutil.copyfile)
         folder.chmod(0o755)
         (folder / "config.json").write_text(json.dumps({"model_type": kind}))
         if kind == "roberta":

@@ -39,6 +39,59 @@ def toy_vocabulary() -> list[str]:
     return list(dict.fromkeys(pieces))
 
 
+TOY_SPM: dict[str, dict[str, Any]] = {
+    "deberta-v3-base/spm.model": {
+        **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_fallback": True},
+        **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+    },
+    "albert-base/spiece.model": {
+        **{"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
+        "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    },
+    "t5/spiece.model": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+}
+"""What SentencePiece is told, so that special pieces are where the published files have them."""
+
+
+def write_toy_vocabs(folder: Path) -> Path:
+    """Files of small vocabularies in the folders, and of the kinds, that the published ones have:
+    WordPiece, byte-level BPE, unigrams of SentencePiece."""
+    from sentencepiece import SentencePieceTrainer
+    from tokenizers import ByteLevelBPETokenizer
+
+    draw = random.Random(0)
+    texts = [f"{toy_text(draw.choice(TOY_LABELS), draw).capitalize()}." for _ in range(400)]
+    capitals = [chr(code) for code in range(ord("A"), ord("Z") + 1)]
+    words = toy_vocabulary()
+    pieces = {
+        "bert-base-uncased": words,
+        "bert-base-cased": [*words, *capitals, *(f"##{letter}" for letter in capitals)],
+        "pubmedbert-uncased": [*words[:5], *(w for w in words if len(w.strip("#")) == 1)],
+    }
+    for name, vocabulary in pieces.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    for name, first in {"roberta-base": special, "gpt2": ["<|endoftext|>"]}.items():
+        (folder / name).mkdir()
+        bpe = ByteLevelBPETokenizer()
+        bpe.train_from_iterator(texts, 400, special_tokens=first, show_progress=False)
+        bpe.save_model(str(folder / name))
+    for file, options in TOY_SPM.items():
+        (folder / file).parent.mkdir()
+        with (folder / file).open("wb") as model:
+            SentencePieceTrainer.Train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                vocab_size=500,
+                hard_vocab_limit=False,  # so few texts have no 500 pieces
+                num_threads=1,
+                minloglevel=2,
+                **options,
+            )
+    return folder
+
+
 def make_tiny_bert(folder: Path, vocabulary: list[str], **config: Any) -> Path:
     from transformers import BertConfig, BertModel, BertTokenizer
 

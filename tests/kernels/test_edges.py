@@ -510,9 +510,9 @@ def test_accuracy_at_any_gap(
     oracle = kl_rows([exact], [teacher.double()], temperature)
     (wanted,) = torch.autograd.grad(oracle.sum(), exact)
     wanted = wanted.nan_to_num()  # of the columns that neither has
-    # Of each distribution, exponents and the log of their sum are rounded: four times by half of eps
-    # of the largest logit, where products are rounded on their own. By as much of 1 as well: all
-    # that comes after the exponents.
+    # Of each distribution, exponents and the log of their sum are rounded: in all four times by
+    # half of eps of the largest logit, where products are rounded on their own. What comes after
+    # them is rounded by no more of 1.
     largest = torch.stack([student, teacher]).nan_to_num(neginf=0).abs().amax((0, 2))
     slip = 2 * torch.finfo(torch.float32).eps * (largest + temperature)
     assert ((gradient - wanted).norm(dim=1) <= slip).all()

@@ -44,8 +44,8 @@ def make_split(texts=TEXTS, second=None):
 
 
 @pytest.fixture(scope="session")
-def tokenizers(shared_data, tiny_models):
-    """Of BERT, RoBERTa and DeBERTa-v3, with their real vocabularies."""
+def tokenizers(tiny_models):
+    """Of BERT, RoBERTa and DeBERTa-v3."""
     return {family: AutoTokenizer.from_pretrained(tiny_models[family]) for family in FAMILIES}
 
 

@@ -149,8 +149,6 @@ def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
     tiny_models: dict[str, Path], family: str, device: str, attention: str | None
 ) -> None:
     """transformers' own looks at the mask in each pass; see test_packed.py."""
-    if family not in tiny_models:
-        pytest.skip("shared vocabularies are missing")
     run: Any = SimpleNamespace(
         recipe=SimpleNamespace(seed=0),
         world=SimpleNamespace(device=torch.device(device)),

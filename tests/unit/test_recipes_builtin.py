@@ -328,9 +328,7 @@ def test_a_transfer_set_is_as_in_the_study(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def models_folder(
-    tiny_models: dict[str, Path], shared_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def models_folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny stand-ins under the names of the hub, the way `models_folder` looks for them."""
     root = tmp_path_factory.mktemp("hub")
     for name, tiny in {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
-import json
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import make_tiny_bert
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer, T5Tokenizer
 
 from ds_distill.data import lengths, windows
 from ds_distill.data.groups import MARKS
@@ -54,26 +52,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Tokenizers of the real vocabularies, by name."""
-    kinds = {
-        "bert-base-cased": "bert",
-        "pubmedbert-uncased": "bert",
-        "deberta-v3-base": "deberta-v2",
-        "albert-base": "albert",
-        "t5": "t5",
-    }
-    root, found = tmp_path_factory.mktemp("vocabularies"), {}
-    for name, kind in kinds.items():
-        shutil.copytree(shared_data / "vocabs" / name, root / name, copy_function=shutil.copyfile)
-        (root / name).chmod(0o755)
-        (root / name / "config.json").write_text(json.dumps({"model_type": kind}))
-        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
-        found[name] = AutoTokenizer.from_pretrained(root / name, **lower)
-    for name in ("roberta-base", "gpt2"):
-        folder = shared_data / "vocabs" / name
-        found[name] = RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    return found
+def real(vocabs: Path, vocabularies: dict[str, Path]) -> dict:
+    """Tokenizers of published vocabularies where they are, by name."""
+    found = {name: AutoTokenizer.from_pretrained(folder) for name, folder in vocabularies.items()}
+    found["t5"] = T5Tokenizer.from_pretrained(vocabs / "t5")
+    files = (vocabs / "gpt2" / "vocab.json", vocabs / "gpt2" / "merges.txt")
+    return {**found, "gpt2": RobertaTokenizer(*map(str, files))}
 
 
 def dataset(texts: list[str], **more: list) -> datasets.Dataset:
