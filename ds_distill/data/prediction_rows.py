@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class PredictionRows:
             )
         spans = all(isinstance(one, dict) for one in value)
         if words.in_text and self.form == "predicted" and spans:
-            return words.tags_in(row, value, location)
+            return replace(words, tags=self.form).tags_in(row, value, location)
         return value
 
     def _of_one(self, value: Any, confidence: Any, location: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ds_distill.data.readers import AllOrNone, Reader, kind_of, text_of, write_rows
+from ds_distill.data.span_text import check_own_text, true_offsets
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
@@ -67,7 +68,7 @@ def _checked(reader: Reader, columns: Columns, any_number: bool) -> Iterator[_Ro
         answers = None
         if given is not None:
             what = f"{location}: {columns.answers!r}"
-            answers = (_spans if any_number else _answers)(given, context, what)
+            answers = (_spans if any_number else _answers)(_from_hub(given, what), context, what)
         yield question, context, answers
 
 
@@ -76,7 +77,6 @@ def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
 
     what: they are, at the start of a message.
     """
-    given = _from_hub(given)
     if not isinstance(given, list):
         raise UserError(f"{what} must be a list of {{text, start}}, got {kind_of(given)}.")
     if not given:
@@ -87,12 +87,17 @@ def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
     return [_answer(answer, number, context, what) for number, answer in enumerate(given)]
 
 
-def _from_hub(given: Any) -> Any:
+def _from_hub(given: Any, what: str) -> Any:
     """{text: [...], answer_start: [...]} as a list of answers; all else as it is."""
     if not isinstance(given, dict) or not {"text", "answer_start"} <= given.keys():
         return given
-    pairs = zip(given["text"], given["answer_start"], strict=False)
-    return [{"text": text, "start": start} for text, start in pairs]
+    texts, starts = given["text"], given["answer_start"]
+    if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
+        raise UserError(
+            f"{what}: `text` and `answer_start` must be lists as long as each other, got "
+            f"{given!r}. Give each text its start."
+        )
+    return [{"text": text, "start": at} for text, at in zip(texts, starts, strict=True)]
 
 
 def _answer(answer: Any, number: int, context: str, what: str) -> dict[str, Any]:
@@ -106,12 +111,10 @@ def _answer(answer: Any, number: int, context: str, what: str) -> dict[str, Any]
     text, start = values
     there = context[start : start + len(text)] if start >= 0 else ""
     if there != text:
-        at = context.find(text)
-        hint = f"; it first stands at {at}" if at >= 0 else ", and nowhere else"
         raise UserError(
             f"{what}: answer {number} is {text!r}, which does not stand in the context from "
-            f"character {start} on (there is {there!r}{hint}). `start` counts characters, not "
-            "bytes. Correct it or take the row out."
+            f"character {start} on (there is {there!r}). {true_offsets(answer, context)}Correct "
+            "`start`, which counts characters, or take the row out."
         )
     return {"text": text, "start": start}
 
@@ -122,7 +125,6 @@ def _spans(given: Any, context: str, what: str) -> list[dict[str, Any]]:
 
     what: they are, at the start of a message.
     """
-    given = _from_hub(given)
     if not isinstance(given, list):
         raise UserError(
             f"{what} must be a list of {{start, end}}, empty where nothing is right, got "
@@ -137,17 +139,12 @@ def _spans(given: Any, context: str, what: str) -> list[dict[str, Any]]:
             if not (type(start) is type(end) is int and 0 <= start < end <= len(context)):
                 raise UserError(
                     f"{what}: answer {number} must have a start and an end and lie in the "
-                    f"{len(context)} characters of the context, got {answer!r}. Correct it or "
-                    "take it out."
+                    f"{len(context)} characters of the context, got {answer!r}. "
+                    f"{true_offsets(answer, context)}Correct it or take it out."
                 )
-            text = context[start:end]
-            if isinstance(answer, dict) and answer.get("text") not in (None, text):
-                raise UserError(
-                    f"{what}: answer {number} is {answer['text']!r}, and its characters {start} to "
-                    f"{end} are {text!r}. Correct the numbers, which count characters and not "
-                    "bytes, or take the text out."
-                )
-            found.append({"text": text, "start": start})
+            if isinstance(answer, dict):
+                check_own_text(answer, context, f"{what}: answer {number}")
+            found.append({"text": context[start:end], "start": start})
     return found
 
 

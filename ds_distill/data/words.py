@@ -26,13 +26,14 @@ from ds_distill.data.readers import (
     value_of,
     write_rows,
 )
+from ds_distill.data.span_text import check_own_text, true_offsets
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks.words import LETTER_WITHOUT_BLANKS
 
-VERSION = 2
+VERSION = 3
 """Part of the names of files that are made from words: raise it when the same rows give others."""
 
 EXAMPLES = pa.schema(
@@ -272,8 +273,10 @@ def _spans(given: Any, text: str, columns: WordColumns, location: str) -> list[S
         ):
             raise UserError(
                 f"{what}: span {number} must have a start, an end and a type, and lie in the "
-                f"{len(text)} characters of the text, got {span!r}. Correct it or take it out."
+                f"{len(text)} characters of the text, got {span!r}. {true_offsets(span, text)}"
+                "Correct it or take it out."
             )
+        check_own_text(span, text, f"{what}: span {number}")
         found.append((values[0], values[1], values[2]))
     found.sort()
     for one, other in pairwise(found):

@@ -243,6 +243,13 @@ def test_each_form_is_read(tmp_path: Path) -> None:
         ({"tokens": ["a"], "predicted": ["O"], "confidence": [1, 1]}, "'confidence' is of 2 words"),
         ({"tokens": "a", "predicted": ["O"]}, "'tokens' must be a list of words"),
         ({"tokens": ["a"], "logits": [[1, 2]]}, "word 0: 'logits' must be an object"),
+        (
+            {
+                "text": "🎉 a cat",
+                "predicted": [{"start": 5, "end": 8, "type": "animal", "text": "cat"}],
+            },
+            "1: 'predicted': span 0 .* It counts UTF-16 .* in characters it is 4 to 7",
+        ),
         ({"key": 1, "predicted": ["O"]}, "'predicted' is of 1 words, and there are 2"),
         (
             {"words": ["a"], "predicted": ["O"]},

@@ -66,7 +66,7 @@ FOUR = ("bert-base-cased", "pubmedbert-uncased", "deberta-v3-base", "roberta-bas
 
 @pytest.fixture(scope="module")
 def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
-    """Tokenizers of real vocabularies, for lists of words."""
+    """Tokenizers of unlike kinds, for lists of words."""
     return {name: load_tokenizer(str(vocabularies[name]), of_words=True) for name in FOUR}
 
 
@@ -265,7 +265,12 @@ def test_answers_are_read_in_every_form(tmp_path: Path) -> None:
         ({"answers": ["7 4"]}, "answer 0 must have a start and an end"),
         ({"answers": [[4, 7]]}, "answer 0 must have a start and an end"),
         ({"answers": [{"start": 4, "end": 7, "text": "dog"}]}, "answer 0 is 'dog', and its char"),
+        (
+            {"context": "🎉 a cat", "answers": [{"start": 5, "end": 8, "text": "cat"}]},
+            "lie in the 7 characters .* It counts UTF-16 code units, as JavaScript does: in char",
+        ),
         ({"answers": [{"text": "dog", "start": 4}]}, "does not stand in the context"),
+        ({"answers": {"text": ["cat"], "answer_start": []}}, "lists as long as each other"),
         ({"answers": [{"start": 4}]}, "answer 0 must have a text and a start"),
         ({"answers": "4 7"}, "must be a list of {start, end}, empty where"),
         ({"answers": None}, "no answers in 'answers', but"),

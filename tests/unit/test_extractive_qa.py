@@ -75,7 +75,7 @@ FOUR = ("bert-base-cased", "pubmedbert-uncased", "deberta-v3-base", "roberta-bas
 
 @pytest.fixture(scope="module")
 def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
-    """Tokenizers of real vocabularies."""
+    """Tokenizers of unlike kinds."""
     return {name: load_tokenizer(str(vocabularies[name])) for name in FOUR}
 
 
@@ -274,7 +274,15 @@ def test_rows_are_read_as_files_and_as_the_hub_have_them(tmp_path: Path) -> None
         ({"question": "a", "context": "b", "answers": [{"text": "b"}]}, "a text and a start"),
         (
             {"question": "a", "context": "ab", "answers": [{"text": "b", "start": 0}]},
-            "from character 0 on .there is 'a'; it first stands at 1",
+            "from character 0 on .there is 'a'.. It stands at 1 to 2, exclusive",
+        ),
+        (
+            {"question": "a", "context": "🎉 ab b", "answers": [{"text": "b", "start": 8}]},
+            "there is ''.. It counts bytes of UTF-8: in characters it is 5 to 6",
+        ),
+        (
+            {"question": "a", "context": "b", "answers": {"text": ["b", "b"], "answer_start": [0]}},
+            "`text` and `answer_start` must be lists as long as each other",
         ),
         (
             {"question": "a", "context": "ab", "answers": [{"text": "b", "start": -1}]},

@@ -27,6 +27,7 @@ from ds_distill.data import words as data_words
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.open_source import open_source
+from ds_distill.data.readers import open_file
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.text_windows import prepare as windows_of_texts
@@ -86,7 +87,7 @@ words_strategy = st.lists(
 
 @pytest.fixture(scope="module")
 def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
-    """Tokenizers of real vocabularies, for lists of words."""
+    """Tokenizers of unlike kinds, for lists of words."""
     return {name: load_tokenizer(str(at), of_words=True) for name, at in vocabularies.items()}
 
 
@@ -359,6 +360,41 @@ def test_logits_at_words_are_those_of_transformers(family: str) -> None:
 # ------------------------------------------------------------------------------------- mistakes
 
 
+ODD = ["10\u00a0000", "\u3000", "\u2028", "\x85", "\x0b", "\x1c", "\u200b", "\ufeff"]
+"""Words that hold what `str.split` takes for white space, or nothing that is seen."""
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["", "byte order mark"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize(
+    ("ending", "between"), [("conll", " "), ("conll", "  "), ("conll", "\t"), ("tsv", "\t")]
+)
+def test_words_of_conll_end_at_blanks_and_tabs_alone(
+    ending: str, between: str, end: str, start: str, tmp_path: Path
+) -> None:
+    """`10<no-break space>000` was the word 10."""
+    sentences = [["Ann", *ODD], ["in", "Oslo"]]
+    tags = [["B-PER", *["B-n\u00a0b"] * len(ODD)], ["O", "B-LOC"]]
+    of_sentences = [
+        "".join(f"{word}{between}_{between}{tag}{end}" for word, tag in zip(*one, strict=True))
+        for one in zip(sentences, tags, strict=True)
+    ]
+    blank = " " + end if ending == "conll" else end
+    file = tmp_path / f"train.{ending}"
+    file.write_bytes((start + blank.join(of_sentences)).encode())
+    rows = [row for _, row in open_file(file).rows([])]
+    assert rows == [{"tokens": w, "tags": t} for w, t in zip(sentences, tags, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "line", ["\u00a0", "Ann\u00a0B-PER", "Ann B-PER\rmet O", "Ann\tB-PER\rmet\tO"]
+)
+def test_lines_that_other_white_space_cuts_are_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_bytes(f"{line}\n".encode())
+    with pytest.raises(UserError, match=r"train.conll:1: not a word, a (space|tab) and a tag"):
+        list(open_file(tmp_path / "train.conll").rows([]))
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -381,6 +417,11 @@ def test_mistakes_in_rows_name_their_location(
     assert "train.jsonl:4" in str(error.value)
 
 
+def of_own_text(text: str, start: int, end: int, own: Any) -> dict[str, Any]:
+    """A row whose span says which text it has."""
+    return {"text": text, "spans": [{"start": start, "end": end, "type": "gene", "text": own}]}
+
+
 SPANS = [
     {
         "text": "IL-2, a gene",
@@ -390,7 +431,7 @@ SPANS = [
         "text": "flu (or influenza) spreads",
         "spans": [
             {"start": 8, "end": 17, "type": "disease"},
-            {"start": 0, "end": 2, "type": "disease"},
+            {"start": 0, "end": 2, "type": "disease", "text": "fl"},
         ],
     },
 ]
@@ -522,6 +563,28 @@ def test_spans_that_would_be_lost_are_refused(tmp_path: Path) -> None:
             },
             "overlap",
         ),
+        (
+            of_own_text("🎉🎉 Ann Smith", 5, 14, "Ann Smith"),
+            "lie in the 12 characters .* 3 to 12",
+        ),
+        (
+            of_own_text("🎉🎉 Ann Smith moved", 5, 14, "Ann Smith"),
+            "'spans': span 0 is 'Ann Smith', and its characters 5 to 14 are 'n Smith m'. It counts "
+            "UTF-16 code units, as JavaScript does: in characters it is 3 to 12. Correct the num",
+        ),
+        (
+            of_own_text("é Ann met Bob", 11, 14, "Bob"),
+            "lie in the 13 char.* It counts bytes of UTF-8: in characters it is 10 to 13",
+        ),
+        (
+            of_own_text("é Ann met", 3, 6, "Ann"),
+            "characters 3 to 6 are 'nn '. It counts bytes of UTF-8: in characters it is 2 to 5",
+        ),
+        (of_own_text("in Oslo", 3, 6, "Oslo"), "are 'Osl'. It stands at 3 to 7, exclusive"),
+        (of_own_text("Oslo now", 1, 5, "Oslo"), "are 'slo '. It stands at 0 to 4, exclusive"),
+        (of_own_text("in Oslo", 3, 7, "Rome"), "is 'Rome', and .* are 'Oslo'. Correct"),
+        (of_own_text("in Oslo", 3, 7, ""), "is '', and .* are 'Oslo'. Correct"),
+        (of_own_text("in Oslo", 3, 7, 5), "is 5, and .* are 'Oslo'. Correct"),
         ({"text": " ", "spans": []}, "holds no word"),
         ({"text": 3, "spans": []}, "must be a text"),
     ],

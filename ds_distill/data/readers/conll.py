@@ -1,5 +1,5 @@
 """The form of CoNLL: a word and its tag on each line, with tabs or spaces between, a blank line
-between sentences, no header."""
+between sentences, no header. Other white space, such as a no-break space, is part of a word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ds_distill.recipe.tags import OUTSIDE
 LINES = 1000
 """Of a file, that tell whether it has this form."""
 
-_TAG = re.compile(rf"{OUTSIDE}|[BI]-\S+")
+_TAG = re.compile(rf"{OUTSIDE}|[BI]-[^ \t]+")
+_BLANK = " \t"
 _DOCUMENT = "-DOCSTART-"
 _SCHEMA = pa.schema([("tokens", pa.list_(pa.string())), ("tags", pa.list_(pa.string()))])
 
@@ -27,7 +28,7 @@ def is_conll(file: Tsv) -> bool:
     """Whether every line, the first one too, has a tag behind its last tab, and blank lines are
     between: a header, or a table with a column of such labels, has not."""
     lines = [line.strip("\r\n") for _, line in islice(file.lines(), LINES)]
-    words = [line for line in lines if line.strip()]
+    words = [line for line in lines if line.strip(_BLANK)]
     return 0 < len(words) < len(lines) and all(
         "\t" in line and _TAG.fullmatch(line.rpartition("\t")[2]) for line in words
     )
@@ -57,15 +58,15 @@ class Conll(LinesFile):
         tabs: bool | None = None  # between a word and its tag, as in the first line
         for number, raw in self.lines():
             line = raw.strip("\r\n")
-            if not line.strip():
+            if not line.strip(_BLANK):
                 if tokens:
                     yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
                 tokens, tags = [], []
                 continue
             tabs = "\t" in line if tabs is None else tabs
-            fields = line.split("\t") if tabs else line.split()
+            fields = line.split("\t") if tabs else re.split("[ \t]+", line.strip(_BLANK))
             word, tag = fields[0], fields[-1] if len(fields) > 1 else ""
-            if not _TAG.fullmatch(tag):
+            if not _TAG.fullmatch(tag) or "\r" in line:
                 what = "a tab" if tabs else "a space"
                 raise UserError(
                     f"{self.path}:{number}: not a word, {what} and a tag ({OUTSIDE}, B-TYPE or "
