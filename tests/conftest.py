@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import numpy as np
 import pytest
 from toys import (
     TOY_WORDS,
@@ -38,8 +40,11 @@ SHARED_DATA = Path(
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # How long an example takes is no property of the code: a busy machine takes several times as long.
-hypothesis.settings.register_profile("ds_distill", deadline=None)
-hypothesis.settings.load_profile("ds_distill")
+# Which examples are drawn is the same in each run; HYPOTHESIS_PROFILE=random draws anew, and a
+# failure then prints how its example is had again.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch's threads would wait for each other.
@@ -51,10 +56,48 @@ ENDS = "DS_DISTILL_TESTS_END"
 CI sets it: its machines differ by twice in speed, and its time does not."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` is the same on every machine: what needs the real data is in `make test-all`."""
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.further)
+
+
+TEST = pytest.StashKey[str]()
+"""Of a session: the test that is run."""
+
+
+def seed_generators(name: str) -> None:
+    """Those of the whole process, from a test's or fixture's name: what a test draws does not
+    depend on which ran before it."""
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     ends = os.environ.get(ENDS)
     if ends and time.time() > float(ends) and item.get_closest_marker("further"):
         pytest.skip("the time for further tests is used up")
+    item.config.stash[TEST] = item.nodeid
+    seed_generators(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A fixture that several tests share is the same whichever of them asks first, and that one
+    draws what it would without having asked first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    seed_generators(f"{fixturedef.baseid}::{fixturedef.argname}")
+    try:
+        return (yield)
+    finally:
+        seed_generators(request.config.stash[TEST])
 
 
 @pytest.fixture(scope="session")
