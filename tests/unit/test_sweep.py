@@ -452,7 +452,12 @@ def test_intervals_are_over_seeds_and_test_examples(tmp_path):
             of_model = ClassPredictions(logits, np.zeros(200, dtype=np.int64))
             file = run.predictions(0, "evaluate")
             file.parent.mkdir()
-            SavedPredictions(["x", "y"], np.arange(200), {"average": of_model}).write(file)
+            wrong = ClassPredictions(logits[:, ::-1].copy(), np.zeros(200, dtype=np.int64))
+            saved = {"average": of_model, "other": wrong}
+            SavedPredictions(["x", "y"], np.arange(200), saved).write(file)
+    ours, theirs = (drawn(next(iter(folders.values())), name) for name in ("average", "other"))
+    assert ours.scores + theirs.scores == pytest.approx(1), "each student's own"
+    assert drawn(next(iter(folders.values())), "nobody") is None
     found = summary(made, lambda variant, student: drawn(folders[variant], student))
     first, second = (row["score"] for row in found["settings"])
     assert first["over"] == ["seeds", "examples"] and second["over"] == ["seeds"]
