@@ -232,9 +232,9 @@ class LabelSets:
             )
         has[:] = 0
         if self._are_vectors:
-            places = [place for place, one in enumerate(value) if one]
+            positions = [position for position, one in enumerate(value) if one]
             named = self._one.class_names is not None
-            has[[self._one.of_value(at, location) for at in places] if named else places] = 1
+            has[[self._one.of_value(at, location) for at in positions] if named else positions] = 1
             return has
         for label in value:
             number = self._one.of_value(label, location)
@@ -249,14 +249,14 @@ class LabelSets:
         return has
 
     def _stands_twice(self, label: object, location: str) -> UserError:
-        said = f"{location}: the labels (column {self._column!r}) have {label!r} twice. "
+        twice = f"{location}: the labels (column {self._column!r}) have {label!r} twice. "
         if isinstance(label, str):
-            return UserError(f"{said}Name each once.")
+            return UserError(f"{twice}Name each once.")
         rows = self._reader.rows([self._column])
         lists = ((where, as_list(row.get(self._column), self._reader)) for where, row in rows)
         other = (at for at, row in lists if row is not None and not is_vector(row, self._length))
         return UserError(
-            f"{said}Name each once; or, of vectors, write 0 or 1 for each of the {self._length} "
+            f"{twice}Name each once; or, of vectors, write 0 or 1 for each of the {self._length} "
             f"labels in every row, and {next(other)} has something else."
         )
 
