@@ -18,7 +18,7 @@ from transformers import get_scheduler
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
 from ds_distill.engine.placement import Traces, fit_bucket, forget, stage3_config
-from ds_distill.engine.precision import is_half, model_dtype, trust_the_norm
+from ds_distill.engine.precision import is_half, model_dtype, spare_stage_0, trust_the_norm
 from ds_distill.engine.training_state import (
     random_state,
     read_training_state,
@@ -114,11 +114,9 @@ class Engine:
             self._traces = self._sharded()
         if optimizer is not None and self._stage < 3:
             trust_the_norm(self._engine.optimizer)
-        # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
-        # changes nothing where this rank is alone: 8% of a short step (docs/profiling.md).
         self._reduces = self._stage != 0 or world.size > 1
-        if not self._reduces:
-            self._engine.enable_backward_allreduce = False
+        if self._stage == 0:
+            spare_stage_0(self._engine, self._trained, self._reduces)
 
     def _adamw(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
         starts, groups = weight_groups(self.bundle)
