@@ -195,7 +195,12 @@ class Planner:
             config,
             cache,
         )
-        parts = Placements(facts)
+        name = recipe.phase_names()[number]
+        try:
+            parts = Placements(facts)
+        except ValueError as error:  # of a term: layers that the models do not have
+            mistake = f"phases.{name}.losses: {error}."
+            raise UserError(with_location(recipe, mistake)) from error
         own = Choice(
             zero_stage(config),
             phase.teachers if isinstance(phase, Distil) and teachers else None,
@@ -220,7 +225,7 @@ class Planner:
                 examples = count_chosen(recipe, phase, self.labels(number))
             steps = -(-examples // phase.batch_size) * phase.epochs
         return JobPlan(
-            recipe.phase_names()[number],
+            name,
             trainings,
             micro_batch,
             micro_steps,

@@ -478,6 +478,14 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
         (("--gpu", "h10"), "--gpu h10: not a GPU that is known here. Did you mean `h100`?"),
         (("--gpus", "0"), "--gpus 0: a plan is for 1 GPU or more"),
         (("student.model=nobody/has-this",), "model 'nobody/has-this' cannot be planned"),
+        (
+            ("phases.distil.losses.hidden_mse.layers={1: 9}",),
+            "has 2 layers and the teacher 4. Name layers that there are.",
+        ),
+        (
+            ("phases.distil.losses.hidden_mse.layers=every",),
+            "phases.distil.losses: the student has 2 layers and the teacher 4",
+        ),
         (("--figure", "x.bmp"), "ends in .svg, .png or .pdf"),
     ],
 )

@@ -14,11 +14,18 @@ import pytest
 import torch
 import transformers as tr
 import yaml
+from passes import untraced
 from typer.testing import CliRunner
 
 from ds_distill.check.models import Models
 from ds_distill.check.recipe import check_all, check_recipe
 from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.plan import Plan
+from ds_distill.planning.planner import Planner
+from ds_distill.planning.split_sizes import SplitFacts
+from ds_distill.planning.table import plan_text
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants
 
@@ -108,6 +115,96 @@ def test_a_small_form_says_of_itself_what_it_is(name: str) -> None:
     models = {"BERT", "BioBERT", "PubMedBERT", "RoBERTa", "DeBERTa", "DeBERTa-v3-large"}
     named = {*small.description.replace(",", " ").replace("'s", " ").split()}
     assert not models & named, "its models are MiniLM"
+
+
+DATA_HERE = ("masked-lm", "quickstart", "entity-experts")
+"""The data of the others are on the hub, or a user's own."""
+SEEN_ON_NO_DATA = {
+    *("emotion", "emotion-large", "large-masked-lm", "large-teachers", "mobilebert"),
+    *("tweeteval-emotion-large", "vekd-da", "vekd-large"),
+}
+"""Recipes of which `check` reads no data in these tests: they have no small form, either."""
+ELSEWHERE = re.compile(r"configuration cannot be read|not in data_folder=|this is no local file")
+
+
+def test_what_is_seen_on_no_data_is_told() -> None:
+    assert {*builtin_recipes()} - {*SMALL, *DATA_HERE} == SEEN_ON_NO_DATA
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The quickstart is run whole by tests/e2e; the first reading of its docstrings takes 20 s.
+        pytest.param(name, marks=pytest.mark.further if name == "quickstart" else ())
+        for name in builtin_recipes()
+    ],
+)
+def test_check_finds_no_mistake_but_what_is_elsewhere(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """On its own data: masked-lm was refused, and all other tests gave it others."""
+    folder = request.getfixturevalue("shared_data") if name == "entity-experts" else tmp_path
+    try:
+        check_all(load_recipe(name, [f"data_folder={folder}"]))
+        found: tuple[str, ...] = ()
+    except UserError as error:
+        found = error.mistakes
+    assert [one for one in found if ELSEWHERE.search(one) is None] == []
+    data = [one for one in found if "data.path=" in one]
+    assert (name in DATA_HERE) == (not data), "of those whose data are elsewhere the phases are seen"
+
+
+LIVE_ALONE = {
+    *("adapt-and-distill", "compact-biobert", "distil-biobert", "distilbert", "minilm", "minilmv2"),
+    *("mobilebert", "tiny-biobert", "tinybert", "vekd", "vekd-da", "vekd-large"),
+}
+"""Recipes whose losses read of the teachers what no cache holds."""
+ALIKE = {
+    *("doktra-tapt", "emotion", "emotion-large", "large-teachers", "mind", "mt-bert"),
+    *("transfer-domain", "transfer-random", "tweeteval-emotion-large", "tweeteval-sentiment"),
+    "vekd-large",
+}
+"""Other sizes or data of what the others have."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.further if name in ALIKE else ())
+        for name in builtin_recipes()
+    ],
+)
+def test_each_recipe_is_planned_live_and_cached(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Answered, or refused in a sentence: some ended in tracebacks. Sizes alone, for one GPU."""
+    untraced(monkeypatch)
+    module = "ds_distill.planning.planner"
+    monkeypatch.setattr(f"{module}.split_facts", lambda r, t, split: SplitFacts(split, 1000, 20.0))
+    monkeypatch.setattr(f"{module}.count_chosen", lambda *given: 500)
+    names = {n for n, phase in load_recipe(name).named_phases() if phase.kind == "distil"}
+    more = []
+    if name == "mobilebert":  # its teacher is a user's own
+        tr.MobileBertConfig().save_pretrained(tmp_path)
+        more = [f"teachers.ib-bert.model={tmp_path}"]
+
+    def planned(teachers: str) -> Plan:
+        given = [f"phases.{n}.teachers={teachers}" for n in names]
+        plan = Planner(load_recipe(name, [*more, *given]), GPUS["h100"], 1).plan()
+        assert plan_text(plan, every=True).count("\nPhase ") == len([*plan.jobs, *plan.caches])
+        assert {one.chosen.choice.teachers for one in plan.jobs if one.phase in names} <= {teachers}
+        return plan
+
+    pays = {one.phase for one in planned("live").break_even}
+    if name not in LIVE_ALONE:
+        assert pays == names == {one.phase for one in planned("cached").break_even}
+        return
+    with pytest.raises(UserError) as refusal:
+        planned("cached")
+    for mistake in refusal.value.mistakes:
+        [phase] = {*re.findall(r"phases\.([\w-]+)", mistake)} & names
+        said = "Add - cache" if phase in pays else "no cache holds|vocabulary was expanded"
+        assert re.search(said, mistake)
 
 
 def losses_of(recipe: Recipe) -> list[list[str]]:
