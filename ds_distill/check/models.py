@@ -227,7 +227,7 @@ class Models:
             for together in trainings:
                 configs = {f"teachers.{n}": known[n] for n in together if n in known}
                 if len(together) > 1:
-                    yield from _one_head(f"phases.{name}.shared_head=true", configs)
+                    yield from one_head_mistakes(f"phases.{name}.shared_head=true", configs)
 
 
 def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) -> Iterator[str]:
@@ -247,7 +247,8 @@ def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) 
         yield f"heads are compared one to one, and {listed}."
 
 
-def _one_head(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[str]:
+def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[str]:
+    """Why models cannot be trained through one head. configs: by location."""
     unknown = {n: c.model_type for n, c in configs.items() if c.model_type not in CLASSIFIER_HEADS}
     for location, kind in unknown.items():
         yield (

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ds_distill.check.expansions import expanded_mistakes
+from ds_distill.check.models import one_head_mistakes
 from ds_distill.check.needs import phase_mistakes, with_location
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
@@ -196,6 +197,10 @@ class Planner:
             cache,
         )
         name = recipe.phase_names()[number]
+        if len(students) > 1:
+            configs = {f"teachers.{one.name}": one.config for one in students}
+            found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
+            refuse(with_location(recipe, mistake) for mistake in found)
         try:
             parts = Placements(facts)
         except ValueError as error:  # of a term: layers that the models do not have
@@ -222,7 +227,7 @@ class Planner:
         steps, examples = phase.steps, split.examples
         if steps is None and examples is not None:
             if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
-                examples = count_chosen(recipe, phase, self.labels(number))
+                examples = count_chosen(recipe, name, phase, self.labels(number))
             steps = -(-examples // phase.batch_size) * phase.epochs
         return JobPlan(
             name,

@@ -11,7 +11,7 @@ from ds_distill.data.chosen import chosen_examples
 from ds_distill.data.lengths import example_lengths
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.errors import UserError, first_line
+from ds_distill.errors import UserError, did_you_mean, first_line
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import FineTune
 from ds_distill.recipe.references import resolve_model
@@ -40,9 +40,16 @@ def label_names(recipe: Recipe, task: TaskSettings) -> list[str]:
     return open_source(task, data_folder=recipe.data_folder).labels if given is None else given
 
 
-def count_chosen(recipe: Recipe, phase: FineTune, labels: list[str]) -> int:
+def count_chosen(recipe: Recipe, name: str, phase: FineTune, labels: list[str]) -> int:
     """How many examples a phase trains on that chooses among those of its split. Raises UserError
-    where these cannot be read."""
+    where these cannot be read, and for a class that is none of the task's."""
+    for label in phase.focus.classes if phase.focus is not None else ():
+        if label not in labels:
+            raise UserError(
+                f"phases.{name}.focus.classes: {label!r} is no label of the task, which has "
+                f"{', '.join(labels)}.{did_you_mean(label, labels)} Name classes that it has, or "
+                "take focus out."
+            )
     source = open_source(recipe.task_of(phase), data_folder=recipe.data_folder)
     return len(chosen_examples(phase, Examples.of(source.read(phase.split)), labels))
 

@@ -486,6 +486,17 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
             ("phases.distil.losses.hidden_mse.layers=every",),
             "phases.distil.losses: the student has 2 layers and the teacher 4",
         ),
+        (
+            ("phases=[{fine-tune: {models: student, focus: {classes: [c, q]}}}]",),
+            "phases.fine-tune.focus.classes: 'q' is no label of the task, which has a, b, c.",
+        ),
+        (
+            (
+                f"teachers.two.model={shipped_configs()[TINY]}",
+                "phases=[{fine-tune: {models: [one, two], shared_head: true}}]",
+            ),
+            "phases.fine-tune.shared_head=true: one pooling layer fits states of one width",
+        ),
         (("--figure", "x.bmp"), "ends in .svg, .png or .pdf"),
     ],
 )
