@@ -197,15 +197,7 @@ class Planner:
             cache,
         )
         name = recipe.phase_names()[number]
-        if len(students) > 1:
-            configs = {f"teachers.{one.name}": one.config for one in students}
-            found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
-            refuse(with_location(recipe, mistake) for mistake in found)
-        try:
-            parts = Placements(facts)
-        except ValueError as error:  # of a term: layers that the models do not have
-            mistake = f"phases.{name}.losses: {error}."
-            raise UserError(with_location(recipe, mistake)) from error
+        parts = self._placements(name, facts)
         own = Choice(
             zero_stage(config),
             phase.teachers if isinstance(phase, Distil) and teachers else None,
@@ -240,6 +232,18 @@ class Planner:
             chosen,
             others,
         )
+
+    def _placements(self, name: str, job: Job) -> Placements:
+        """Of the phase `name`. Raises UserError for models that do not go together."""
+        if len(job.students) > 1:
+            configs = {f"teachers.{one.name}": one.config for one in job.students}
+            found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
+            refuse(with_location(self.recipe, mistake) for mistake in found)
+        try:
+            return Placements(job)
+        except ValueError as error:  # of a term: layers that the models do not have
+            mistake = f"phases.{name}.losses: {error}."
+            raise UserError(with_location(self.recipe, mistake)) from error
 
     def _unable(self, number: int, model: PlannedModel) -> UserError:
         at = f"phases.{self.recipe.phase_names()[number]}.activation_checkpointing=true"
