@@ -25,7 +25,8 @@ WORDS = {"train": 160, "test": 120}
 QUESTIONS = {"train": 200, "test": 60}
 SPANS = {"train": 160, "test": 60}
 MULTI_LABEL = {"train": 200, "validation": 160, "test": 120}
-"""Examples by split."""
+DOCUMENTS = {"train": 20, "validation": 80, "transfer": 20, "test": 40}
+"""Examples by split; of documents three each."""
 
 STRAY = 0.3
 """Share of the single-label texts that hold a word of another topic, too."""
@@ -34,7 +35,8 @@ STRAY = 0.3
 def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
     words with tags), regression/ (tsv, pairs), questions/ (with contexts), spans/ (the same with
-    any number of answers), multi-label/ (any number of labels), model/ (a BERT of two layers, 32
+    any number of answers), multi-label/ (any number of labels), groups/ (documents of three texts
+    each, and what somebody says of most), model/ (a BERT of two layers, 32
     wide, that knows no more than these words) and model-of-letters/ (one that reads them letter by
     letter)."""
     draw = random.Random(0)
@@ -45,6 +47,7 @@ def write_materials(folder: Path) -> None:
     write_questions(folder / "questions", random.Random(2))
     write_spans(folder / "spans", random.Random(3))
     write_multi_label(folder / "multi-label", random.Random(4))
+    write_groups(folder / "groups", random.Random(11))
     write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
@@ -165,6 +168,27 @@ def write_multi_label(folder: Path, draw: random.Random) -> None:
             draw.shuffle(words)
             rows.append(json.dumps({"text": " ".join(words), "label": topics}))
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_groups(folder: Path, draw: random.Random) -> None:
+    """The texts of a document differ in one word and have one label, by lot; so have the logits of
+    answers.jsonl, which lacks each fifth document of transfer and test."""
+    folder.mkdir()
+    (folder / "labels.json").write_text(json.dumps(list(TOPICS)))
+    words, answers = " ".join(TOPICS.values()).split(), []
+    for split, size in DOCUMENTS.items():
+        rows = []
+        for number in range(size):
+            label, document = draw.choice(list(TOPICS)), f"{split} {number}"
+            said = [round(draw.gauss(0.0, 2.0), 3) for _ in TOPICS]
+            same = draw.sample(words, k=6)
+            for other in draw.sample(FILLERS.split(), k=3):
+                text = " ".join([*same, other])
+                rows.append(json.dumps({"text": text, "label": label, "document": document}))
+                if split == "validation" or number % 5:
+                    answers.append(json.dumps({"text": text, "logits": said}))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "answers.jsonl").write_text("\n".join(answers) + "\n")
 
 
 def write_model(folder: Path, known: list[str]) -> None:
