@@ -2,13 +2,11 @@
 
 Two examples are of one group where they have a mark in common, or where a chain of others joins
 them. The marks are the column that the recipe names (a document, a patient, a file of docstrings),
-and the text itself without case, punctuation and white space: near-copies are one group always.
+and the text itself without case and white space: near-copies are one group always.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ from ds_distill.data.readers import BATCH, Reader, write_names
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.process.activity import mark
 
-VERSION = 1
+VERSION = 2
 """Part of the files' names: raise it when the same examples get other marks."""
 
 MARKS = ("copy", "group")
@@ -142,7 +140,7 @@ def _write(data: datasets.Dataset, path: Path) -> None:
 
 
 def copy_marks(*fields: Sequence[Any]) -> np.ndarray:
-    """The same for examples that differ in case, punctuation and white space alone: int64 [N].
+    """The same for examples that differ in case and white space alone: int64 [N].
 
     fields: of each example a text or a list of words, one or two.
     """
@@ -151,19 +149,12 @@ def copy_marks(*fields: Sequence[Any]) -> np.ndarray:
 
 
 def plain_text(text: str | list[str]) -> str:
-    """In Unicode's compatibility form, without case, and with one space for white space and
-    punctuation; a text of nothing else as it is."""
+    """In Unicode's compatibility form, without case, and with one space for white space; a text of
+    nothing else as it is."""
     text = text if isinstance(text, str) else " ".join(text)
+    # Punctuation stays: "C" is not "C#", and ":)" is all that tells some texts from others.
     found = (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
-    for letter in _punctuation().intersection(found):
-        found = found.replace(letter, " ")
     return " ".join(found.split()) or text
-
-
-@functools.cache
-def _punctuation() -> frozenset[str]:
-    letters = map(chr, range(sys.maxunicode + 1))
-    return frozenset(letter for letter in letters if unicodedata.category(letter)[0] == "P")
 
 
 def write_named(reader: Reader, column: str, path: Path) -> None:

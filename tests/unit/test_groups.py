@@ -44,26 +44,29 @@ def read(folder: Path, split: str = "train", **data: Any) -> datasets.Dataset:
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("The patient is well.", "the PATIENT  is well", True),
-        ("“Fine”, she said…", "fine she said", True),
+        ("The patient is well.", "the PATIENT  is well.", True),
+        ("“Fine”, she said…", "fine she said", False),
+        ("I love it :)", "I love it :(", False),
+        ("C#", "c", False),
+        ("-1", "1", False),
         ("\uff21\uff22\uff23 \ufb01ne\u00a0day", "abc fine day", True),  # compatibility forms
         ("STRASSE", "Straße", True),
         ("good 😀", "good 😡", False),
         ("a 1", "a 2", False),
         ("C++", "C", False),
-        ("हिन्दी", "हन्द", False),  # vowel signs are no punctuation
-        ("!!!", "???", False),  # of a text of nothing else
+        ("हिन्दी", "हन्द", False),
+        ("!!!", "???", False),
         ("", " ", False),
         ("don't", "dont", False),
     ],
 )
-def test_near_copies_differ_in_case_punctuation_and_white_space(one, other, same):
+def test_near_copies_differ_in_case_and_white_space_alone(one, other, same):
     marks = copy_marks([one, other])
     assert (marks[0] == marks[1]) == same
 
 
 def test_of_pairs_both_texts_count():
-    marks = copy_marks(["A b", "a", "a b", "a b"], ["c", "b c", "C.", "d"])
+    marks = copy_marks(["A b", "a", "a b", "a b"], ["c", "b c", "C", "d"])
     assert marks[0] == marks[2] and len(set(marks.tolist())) == 3
 
 
@@ -99,7 +102,7 @@ def test_a_million_texts_are_grouped_in_time():
 
 def test_a_column_of_the_recipe_names_groups(tmp_path):
     rows = [
-        {"text": "One thing.", "label": "a", "patient": 7},
+        {"text": "One  thing", "label": "a", "patient": 7},
         {"text": "another", "label": "b", "patient": "7"},
         {"text": "one thing", "label": "a", "patient": "x"},
         {"text": "alone", "label": "a", "patient": None},
@@ -172,7 +175,7 @@ def test_strata_are_sets_of_classes():
 
 
 def near_copies(text: str) -> list[str]:
-    return [text, text.upper(), f"  {text} ", f"{text}."]
+    return [text, text.upper(), f"  {text} ", text.replace(" ", "\t")]
 
 
 @pytest.mark.parametrize("seed", range(2))
