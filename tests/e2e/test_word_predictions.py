@@ -19,6 +19,8 @@ from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
+from ds_distill.data import predictions
+from ds_distill.data import words as data_words
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.text_windows import TextWindows, prepare
@@ -231,6 +233,21 @@ def test_each_form_is_read(tmp_path: Path) -> None:
         [rest, sure, rest, rest, rest]
     )
     assert logits_of(found, ["rice"])[0].argmax() == 3
+
+
+def test_spans_that_an_earlier_version_took_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = [{"start": 0, "end": 1, "type": "animal", "text": "cat"}]
+    file, task = task_of(tmp_path, [{"text": "a cat", "spans": []}])
+    source = open_source(task, tmp_path / "cache")
+    written(file, [{"text": "a cat", "predicted": spans}])
+    with monkeypatch.context() as before:
+        before.setattr(predictions, "VERSION", 3)
+        before.setattr(data_words, "check_own_text", lambda *given: None)
+        assert len(open_predictions(file, source)) == 1
+    with pytest.raises(UserError, match=r"1: 'predicted': span 0 is 'cat', and .* are 'a'"):
+        open_predictions(file, source)
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,18 @@ def test_words_that_an_earlier_version_has_cut_are_not_taken(
     assert [TAGS[tag] for tag in split["label"][0]] == ["B-gene", "I-gene", "O"]
 
 
+def test_spans_that_an_earlier_version_took_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [of_own_text("in Oslo", 0, 2, "Oslo")]
+    with monkeypatch.context() as before:
+        before.setattr(data_words, "VERSION", 2)
+        before.setattr(data_words, "check_own_text", lambda *given: None)
+        assert len(written(tmp_path / "data", rows)) == 1
+    with pytest.raises(UserError, match="are 'in'"):
+        written(tmp_path / "data", rows)
+
+
 def test_text_without_spans_has_no_tags(tmp_path: Path) -> None:
     split = written(tmp_path / "data", [{"text": "a cat"}, {"text": "snow"}])
     assert list(split["words"]) == [["a", "cat"], ["snow"]]
