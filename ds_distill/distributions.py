@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 import torch
@@ -29,22 +30,26 @@ class VocabularyHead:
     slots: list[torch.Tensor] = field(default_factory=list)
     """The weight's slot of `ds_kernels.linear_cross_entropy`, once that ran on some of the rows:
     what reads the head after it, at any rows, puts its gradient of the weight in there."""
+    tokens: int | None = None
+    """V, where the modules have more rows than there are tokens: padding to a multiple of 64, as of
+    each ModernBERT, which is no word."""
 
     @property
     def entries(self) -> int:
         """V."""
-        return len(cast(torch.Tensor, self.weight_of.weight))
+        return self.tokens or len(cast(torch.Tensor, self.weight_of.weight))
 
     @property
     def weight(self) -> torch.Tensor:
-        first = cast(torch.Tensor, self.weight_of.weight)
-        if self.columns_of is None:
-            return first
-        return torch.cat([first, cast(torch.Tensor, self.columns_of.weight).T], dim=1)
+        weight = cast(torch.Tensor, self.weight_of.weight)
+        if self.columns_of is not None:
+            weight = torch.cat([weight, cast(torch.Tensor, self.columns_of.weight).T], dim=1)
+        return weight if self.tokens is None else weight[: self.tokens]
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return cast(torch.Tensor | None, self.bias_of.bias)
+        bias = cast(torch.Tensor | None, self.bias_of.bias)
+        return bias if bias is None or self.tokens is None else bias[: self.tokens]
 
     def logits(self) -> torch.Tensor:
         """[n, V]: for a large V the largest tensor of a step."""
@@ -61,25 +66,29 @@ class TopK:
     """int64 [n, K]; -1 where a row has fewer than K entries."""
     tail_log_prob: torch.Tensor
     """float32 [n]: the mass of all other entries together."""
+    entries: int | None = None
+    """V: a student may have more. None: as many as it has."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def at(self, rows: torch.Tensor) -> TopK:
         """The distributions of some rows, int64 [k]."""
-        return TopK(self.log_probs[rows], self.ids[rows], self.tail_log_prob[rows])
+        return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device | str) -> TopK:
-        return TopK(
-            self.log_probs.to(device, non_blocking=True),
-            self.ids.to(device, non_blocking=True),
-            self.tail_log_prob.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> TopK:
         """A copy in pinned memory."""
-        return TopK(
-            self.log_probs.pin_memory(), self.ids.pin_memory(), self.tail_log_prob.pin_memory()
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TopK:
+        return replace(
+            self,
+            log_probs=change(self.log_probs),
+            ids=change(self.ids),
+            tail_log_prob=change(self.tail_log_prob),
         )
 
 

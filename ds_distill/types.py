@@ -187,7 +187,7 @@ class Signals:
             return replace(decoded, output=zeros, hidden=states, given=given)
         ids = torch.arange(decoded.top.ids.shape[1])[None]
         even = torch.full(ids.shape, -math.log(ids.numel()))
-        top = TopK(even, ids, torch.full((1,), -math.inf))
+        top = TopK(even, ids, torch.full((1,), -math.inf), decoded.top.entries)
         return replace(decoded, output=top, hidden=states)
 
 

@@ -69,7 +69,7 @@ class Models:
             found += self._padded()
         compares = _token_by_token(self.recipe)
         if compares is not None:
-            found += vocabulary_mistakes(self._vocabularies, *compares)
+            found += vocabulary_mistakes(self._vocabularies, compares)
         found += [*_reported(self._shape), *self._layer_maps()]
         found += [*self._cached_layers(), *self._attention(), *self._hidden_words()]
         return [*found, *_reported(self._expanded), *self._shared_heads()]
@@ -264,47 +264,39 @@ def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> 
         )
 
 
-def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
-    """What in the recipe compares models token by token, if anything does, and whether it compares
-    what they say of each entry of a vocabulary, too."""
-    found = [
-        (f"{task.location}.type={task.type}", task.predicts == "token")
-        for task in recipe.tasks_by_name.values()
-        if TASKS[task.type].needs.same_tokens
-    ]
+def _token_by_token(recipe: Recipe) -> str | None:
+    """What in the recipe compares models token by token, if anything does."""
+    for task in recipe.tasks_by_name.values():
+        if TASKS[task.type].needs.same_tokens:
+            return f"{task.location}.type={task.type}"
     for name, phase in recipe.named_phases():
         for key, entry, settings in phase.parts():
             if entry.needs_of(settings).same_tokens:
-                found.append((f"phases.{name}.{key}", recipe.task_of(phase).predicts == "token"))
-    return max(found, key=lambda one: one[1], default=None)
+                return f"phases.{name}.{key}"
+    return None
 
 
 def vocabulary_mistakes(
-    models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str, entries: bool
+    models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str
 ) -> Iterator[str]:
-    """Models whose vocabulary is not the student's.
+    """Models whose tokens are not the student's. Of a vocabulary that is padded to a multiple of 64
+    the tokens count.
 
     models: location in the recipe -> tokenizer and size of the model's vocabulary.
-    compares: what needs the same vocabulary. entries: whether that needs vocabularies of one size.
+    compares: what needs the same tokens.
     """
     if "student" not in models:
         return
-    student, size = models["student"]
-    for location, (tokenizer, other_size) in models.items():
-        same = same_tokens(student, tokenizer)
-        if same and (size == other_size or not entries):
-            continue
-        what = (
-            f"the vocabulary of its model has {other_size} entries and the student's {size}"
-            if same
-            else f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text in another way "
-            f"than the student's ({len(student)})"
-        )
-        yield (
-            f"{location}.model: {what}. With {compares} all models must have the same "
-            "vocabulary, because they are compared token by token (a student that only adds "
-            "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
-        )
+    student, _ = models["student"]
+    for location, (tokenizer, _) in models.items():
+        if not same_tokens(student, tokenizer):
+            yield (
+                f"{location}.model: its tokenizer ({len(tokenizer)} tokens) splits or numbers text "
+                f"in another way than the student's ({len(student)}). With {compares} all models "
+                "must have the same vocabulary, because they are compared token by token. Choose "
+                "models of one family, e.g. all of BERT's; a student gets more tokens than its "
+                "teachers by an expand-vocabulary phase."
+            )
 
 
 def hidden_word_mistakes(

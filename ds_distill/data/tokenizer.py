@@ -73,13 +73,18 @@ def check_vocabulary(
             "vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in the model's "
             "folder."
         )
-    tokens = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
+    tokens = token_count(tokenizer)
     if tokens > config.vocab_size:
         raise UserError(
             f"model {reference!r}: its tokenizer has {tokens} tokens, but its embeddings "
             f"only {config.vocab_size}. The tokenizer files belong to another model: put the right "
             "ones in its folder."
         )
+
+
+def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than its largest id: rows of a model's embeddings from there on are padding."""
+    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:

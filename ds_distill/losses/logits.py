@@ -240,7 +240,7 @@ class KL(Term):
             top = only_teacher(teachers).top if target is None else None
             if top is not None:
                 taught = (top.log_probs, top.ids, top.tail_log_prob)
-                return self.tolerated(topk_kl(student.logits, *taught, **options))
+                return self.tolerated(topk_kl(student.logits[:, : top.entries], *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own = own[..., : wanted.shape[-1]]  # a student may know more tokens

@@ -42,6 +42,7 @@ class Bundle(nn.Module):
         router: Router | None = None,
         *,
         label_maps: Mapping[str, LabelMap] | None = None,
+        tokens: Mapping[str, int] | None = None,
         teacher_autocast: bool = False,
     ) -> None:
         """
@@ -54,6 +55,8 @@ class Bundle(nn.Module):
             the target then, or without teachers.
         label_maps: of teachers whose classes are not the task's in the same order, by name: which
             of their outputs stand for which label.
+        tokens: of teachers that are masked-LMs, by name: how many of the first entries of their
+            vocabulary are tokens, which alone are signals.
         teacher_autocast: run fp32 teachers in bf16.
         """
         super().__init__()
@@ -73,6 +76,7 @@ class Bundle(nn.Module):
             for name in teachers
         }
         self._teacher_autocast = teacher_autocast
+        self._tokens = dict(tokens or {})
         for name, of_teacher in (label_maps or {}).items():
             # Their outputs are put in order, not their weights, which may be sharded.
             self.register_buffer(_outputs_of(name), _padded(of_teacher.outputs), persistent=False)
@@ -246,6 +250,9 @@ class Bundle(nn.Module):
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
             outputs = read_signals(teacher, view, reads)
+            if outputs.head is not None:
+                head = replace(outputs.head, tokens=self._tokens.get(name))
+                return replace(outputs, output=head)
             numbers: torch.Tensor | None = getattr(self, _outputs_of(name), None)
             if numbers is None or not reads.logits:
                 return outputs

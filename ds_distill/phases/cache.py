@@ -260,6 +260,7 @@ def _schema(
         return codec_json(run, reference, phase, entries, stored)
 
     config = load_config(reference.model, reference.revision)
+    config.vocab_size = run.data.taught_tokens([reference]).get(reference.name, config.vocab_size)
     schema = run.kind.signal_schema(phase, config, codec, reference.label_map)
     return schema.model_copy(update={"lacks_rows": reference.predictions is not None})
 

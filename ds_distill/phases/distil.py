@@ -80,6 +80,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         terms,
         router,
         label_maps=label_maps_of(running),
+        tokens=run.data.taught_tokens(running),
         teacher_autocast=autocast,
     )
     references = [replace(start, name="student"), *running]

@@ -32,7 +32,7 @@ def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run)
     run.world.barrier()
     made = run.reference(output, number + 1)
     after = run.data.tables(phase.split, [made])[made.name]
-    known, tokenizer = run.data.vocabulary(start), run.data.tokenizer(made)
+    known, tokenizer = run.data.rows(start), run.data.tokenizer(made)
     counts = after.counts(len(tokenizer))[known:]
     often = np.argsort(-counts, kind="stable")[:SHOWN].tolist()
     tokens = tokenizer.convert_ids_to_tokens([known + at for at in often])
@@ -62,9 +62,7 @@ def _make(
     old = load_tokenizer(start.model, start.revision)
     model = run.model(start, new_head=True)
     run.log.info(f"  looks for words in {phase.split}")
-    tokenizer, tokens = expand_tokenizer(
-        old, texts, phase.size, run.data.vocabulary(start), phase.share
-    )
+    tokenizer, tokens = expand_tokenizer(old, texts, phase.size, run.data.rows(start), phase.share)
     expand_embeddings(model, old.get_vocab(), tokens, phase.embeddings, run.recipe.seed)
     folder.parent.mkdir(exist_ok=True)
     with new_folder(folder) as temporary:

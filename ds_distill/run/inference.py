@@ -100,7 +100,9 @@ def packed_models(run: Run, references: list[ModelReference], *, fp32: bool = Fa
 def inference_engine(
     run: Run, references: list[ModelReference], *, fp32: bool = False
 ) -> Iterator[Engine]:
-    """One engine with all models, sharded under ZeRO stage 3; see `predict_split`."""
+    """One engine with all models, sharded under ZeRO stage 3; see `predict_split`. In the recipe's
+    dtype they are teachers, and say nothing of rows that pad their vocabulary; fp32 is for
+    evaluations, of all that a model says."""
     config = in_fp32(run.deepspeed()) if fp32 else run.deepspeed()
     half = is_half(config)
 
@@ -112,6 +114,12 @@ def inference_engine(
     with sharded_loading(config):
         sharded = {each.name: load(each) for each in references if not each.new_head}
     models = {each.name: {**whole, **sharded}[each.name] for each in references}
-    engine = Engine(Bundle(None, models, label_maps=label_maps_of(references)), config, run.world)
+    bundle = Bundle(
+        None,
+        models,
+        label_maps=label_maps_of(references),
+        tokens=None if fp32 else run.data.taught_tokens(references),
+    )
+    engine = Engine(bundle, config, run.world)
     yield engine
     engine.close()

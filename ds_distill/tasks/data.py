@@ -16,7 +16,12 @@ from ds_distill.data.groups import MARKS
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.data.tokenizer import (
+    load_tokenizer,
+    token_count,
+    tokenizer_fingerprint,
+    tokens_fingerprint,
+)
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.predict import Bar
 from ds_distill.engine.world import World
@@ -164,10 +169,20 @@ class TaskData:
         load another one to save it."""
         return self._tokenizer(reference)[0]
 
-    def vocabulary(self, reference: ModelReference) -> int:
+    def rows(self, reference: ModelReference) -> int:
         """Rows of a model's embeddings: its tokens, and more where it has rows of none."""
         config = reference.config or load_config(reference.model, reference.revision)
         return int(config.vocab_size)
+
+    def vocabulary(self, reference: ModelReference) -> int:
+        """How many of the first rows of a model's embeddings are tokens."""
+        return token_count(self.tokenizer(reference))
+
+    def taught_tokens(self, references: Iterable[ModelReference]) -> dict[str, int]:
+        """Of teachers that are masked-LMs, how many tokens each knows, as `Bundle` takes it."""
+        if self._task.predicts != "token":
+            return {}
+        return {reference.name: self.vocabulary(reference) for reference in references}
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
         return self._tokenizer(reference)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,20 @@ def test_equal_tokenizers_share_a_table_that_is_made_once(
         assert len(made.data.examples("test")) == len(tables["toy"].lengths)
         tokenizer, known = made.data.shared_tokens(made.models)
         assert known == len(tokenizer) == made.data.vocabulary(made.models[0])
+
+
+def test_rows_that_pad_a_vocabulary_are_no_tokens(
+    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    padded = shutil.copytree(tiny_models["toy"], tmp_path / "padded")
+    config = json.loads((padded / "config.json").read_text())
+    (padded / "config.json").write_text(json.dumps({**config, "vocab_size": 128}))
+    made = Made(copy.deepcopy(masked_lm_settings), tmp_path / "data", tiny_models["toy"], padded)
+    toy, other = made.models
+    tokens = len(made.data.tokenizer(toy))
+    assert made.data.rows(other) == 128 > tokens == made.data.rows(toy)
+    assert made.data.taught_tokens([other, toy]) == {"padded": tokens, "toy": tokens}
+    assert made.data.shared_tokens([other, toy])[1] == tokens
 
 
 @pytest.mark.parametrize("trains", [True, False])

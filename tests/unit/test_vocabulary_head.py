@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from ds_distill.cache.codecs.topk import TopKCodec
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
 from ds_distill.losses import logits as logits_of
@@ -212,3 +214,46 @@ def test_what_a_teacher_does_not_know_leaks_nowhere(name: str, linear: bool) -> 
             assert not decoder.weight.grad[VOCABULARY:].any()
     for clean, odd in zip(*found, strict=True):
         assert odd.isfinite().all() and torch.equal(odd, clean)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("more", [-2, 0, 4])
+@pytest.mark.parametrize("name", TERMS)
+def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(
+    name: str, more: int, linear: bool
+) -> None:
+    """The student has fewer rows, as many, or more. NaN shows what reads them."""
+    student, teacher = head(8, 0, trained=True), head(8, 1, trained=False)
+    tokens, found = VOCABULARY - 4, []
+    own = student.weight_of
+    wide = nn.Linear(8, VOCABULARY + more)
+    with torch.no_grad():
+        for weight, given in ((wide.weight, own.weight), (wide.bias, own.bias)):
+            weight.fill_(torch.nan if linear else 0.0)[:tokens] = given[:tokens]
+        teacher.weight_of.weight[tokens:] = torch.nan
+    for rows, of_teacher in ((wide, replace(teacher, tokens=tokens)), (own, teacher)):
+        if rows is own:  # what both would be without padding
+            taught = Signals(teacher.logits()[:, :tokens])
+            mine: Any = student.logits()[:, :tokens]
+        else:
+            taught = Signals(of_teacher if linear else of_teacher.logits())
+            mine = VocabularyHead(student.features, wide, wide)
+            mine = mine if linear else mine.logits()
+        losses = TERMS[name](Signals(mine), {"only": taught}, None, batch())
+        [gradient] = torch.autograd.grad(losses.sum(), [student.features])
+        found.append((losses.detach(), gradient))
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)  # in other blocks, rounded in another order
+
+
+def test_a_cached_distribution_is_over_the_entries_of_its_codec() -> None:
+    """A student of more rows is compared on those."""
+    teacher = head(8, 1, trained=False).logits()
+    student = head(8, 0, trained=True).logits()
+    codec = TopKCodec(VOCABULARY, entries=8)
+    top = codec.decode(codec.encode(teacher)).at(torch.arange(ROWS)).to("cpu")
+    wide = torch.cat([student, torch.full((ROWS, 3), 9.0)], dim=1)
+    losses = [
+        TERMS["kl"](Signals(own), {"t": Signals(top)}, None, batch()) for own in (student, wide)
+    ]
+    torch.testing.assert_close(losses[0], losses[1])

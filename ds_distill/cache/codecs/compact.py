@@ -185,7 +185,7 @@ class CompactCodec(VocabularyCodec):
         found = (high << low_bits) | read_at(payload, at.lows, low_bits)
         ids = torch.full(shape, -1, dtype=torch.int64, device=payload.device)
         ids[at.row, at.rank] = found.clamp(max=self.vocabulary - 1)
-        return TopK(entry_log_probs(below, tail), ids, tail)
+        return TopK(entry_log_probs(below, tail), ids, tail, self.vocabulary)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
         encoded = self.checked(encoded)

@@ -95,7 +95,7 @@ class TopKCodec(VocabularyCodec):
         for start in range(0, len(payload), step):
             rows = slice(start, start + step)
             self._decode(payload[rows].contiguous(), log_probs[rows], ids[rows], tail[rows])
-        return TopK(log_probs, ids, tail)
+        return TopK(log_probs, ids, tail, self.vocabulary)
 
     def _decode(self, payload: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor) -> None:
         header = payload.view(torch.float32)

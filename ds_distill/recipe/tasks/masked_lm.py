@@ -34,7 +34,8 @@ class MaskSettings(Section):
 
 class MaskedLM(TaskSettings):
     """Predict the masked tokens of a text. Needs no labels; the cross_entropy term's label is the
-    token that was masked. All models must have the same vocabulary."""
+    token that was masked. All models must have the same tokens;
+    rows of embeddings that pad a vocabulary, to a multiple of 64 in ModernBERT, do not count."""
 
     rows: ClassVar[Rows] = "text"
     predicts: ClassVar[Predicts] = "token"
