@@ -296,7 +296,7 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
             "that was fine-tuned on such a task."
         )
     stated = getattr(config, "problem_type", None)
-    if stated in task.other_problems:
+    if stated in task.other_problems and task.problem is not None:
         raise UserError(
             f"model {reference!r}: its config.json has problem_type={stated}, so its outputs are "
             f"{_OUTPUTS[stated]}, and those of a {task.name} task are {_OUTPUTS[task.problem]}. "
