@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,20 +163,11 @@ class Engine:
         looks in fp16 and bf16, and in fp32 from stage 1 on."""
         return not self._engine.was_step_applied()
 
-    def train_step(
-        self,
-        micro_batches: list[Batch],
-        leave_out: Callable[[int, list[str]], Batch] | None = None,
-    ) -> dict[str, torch.Tensor]:
+    def train_step(self, micro_batches: list[Batch]) -> dict[str, torch.Tensor]:
         """One optimizer step over this rank's micro-batches.
 
-        leave_out: called, on every rank, where a loss is not finite on any: with the number of the
-            micro-step and the names of such losses. It returns a batch of no rows, which takes the
-            micro-batch's place. None: losses are not looked at, which would wait for the device.
-
         Returns this rank's share of `loss` and of each term, on the device; their sum over
-        ranks is the mean over the step's rows, without those that are left out. Nothing for a step
-        of which all is left out, and which changes no weight.
+        ranks is the mean over the step's rows.
         """
         assert len(micro_batches) == self._micro_steps
         if not self.bundle.training:  # after `predict`; it visits every module
@@ -184,20 +175,9 @@ class Engine:
         self._rest.at(micro_batches[0].progress)
         moved = [batch.moved(self.world.device) for batch in micro_batches]
         micro_batches = self._with_signals(self._with_counts(moved))
-        left_out = 0
-        random_states: list[dict[str, torch.Tensor]] = []
-        if leave_out is not None and self._micro_steps > 1:
-            micro_batches, random_states, left_out = self._look_at(micro_batches, leave_out)
         total: dict[str, torch.Tensor] = {}
-        for number, batch in enumerate(micro_batches):
-            if random_states:
-                set_random_state(random_states[number], self.world.device)
+        for batch in micro_batches:
             parts = self._forward("step", batch)
-            if leave_out is not None and not random_states and (bad := self._not_finite(parts)):
-                [none] = self._with_counts([leave_out(number, bad).moved(self.world.device)])
-                parts, left_out = self._forward("step", none), 1
-            if left_out == self._micro_steps:
-                self._rest.at(None)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
             with timed("backward"):
@@ -213,7 +193,7 @@ class Engine:
             with warnings.catch_warnings():  # torch's, where the first steps are skipped
                 warnings.simplefilter("ignore", UserWarning)
                 self._engine.lr_scheduler.step()
-        return {} if left_out == self._micro_steps else total
+        return total
 
     def _forward(self, kind: Hashable, batch: Batch | list[Batch], **options: Any) -> Any:
         """A pass through the bundle; see `Bundle.forward`. kind: see `Traces`."""
@@ -244,39 +224,12 @@ class Engine:
             replace(batch, signals=own) for batch, own in zip(micro_batches, signals, strict=True)
         ]
 
-    def _look_at(
-        self, micro_batches: list[Batch], leave_out: Callable[[int, list[str]], Batch]
-    ) -> tuple[list[Batch], list[dict[str, torch.Tensor]], int]:
-        """Leave out the micro-batches whose loss is not finite before the first backward pass,
-        because losses are divided by the rows of those that are kept. Returns the micro-batches,
-        the random state with which each was looked at, and how many are left out."""
-        kept: list[Batch] = []
-        random_states: list[dict[str, torch.Tensor]] = []
-        left_out = 0
-        for number, batch in enumerate(micro_batches):
-            random_states.append(random_state(self.world.device))
-            with torch.no_grad():
-                parts = self._forward("look", batch)
-            if bad := self._not_finite(parts):
-                left_out += 1
-                [batch] = self._with_signals([leave_out(number, bad).moved(self.world.device)])
-            kept.append(batch)
-        return self._with_counts(kept), random_states, left_out
-
     def _fill_gradients(self) -> None:
         """As DeepSpeed's reduction would: weights that a loss reaches on no path have a gradient of
         0, with which AdamW decays them as it does at other stages and on more ranks."""
         for parameter in self._trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-
-    def _not_finite(self, parts: dict[str, torch.Tensor]) -> list[str]:
-        """Names of losses that are not finite on some rank, the terms before their sum."""
-        names = [name for name in parts if "." not in name]  # others are measures
-        finite = torch.stack([torch.isfinite(parts[name]).all() for name in names])
-        bad = self.world.sum((~finite).float()).tolist()
-        found = [name for name, ranks in zip(names, bad, strict=True) if ranks]
-        return [name for name in found if name != "loss"] or found
 
     def predict(
         self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()

@@ -67,9 +67,9 @@ class Rest:
         self._stretch: int | None = None
         optimizer.register_step_pre_hook(self._take_gradients)
 
-    def at(self, progress: float | None) -> None:
-        """The next step is at this share of the phase; None: in it all weights rest."""
-        self._stretch = None if progress is None else bisect_right(self._starts, progress) - 1
+    def at(self, progress: float) -> None:
+        """The next step is at this share of the phase."""
+        self._stretch = bisect_right(self._starts, progress) - 1
 
     def _take_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:

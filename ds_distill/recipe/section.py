@@ -93,6 +93,8 @@ class Section(BaseModel):
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""
+    gone: ClassVar[dict[str, str]] = {}
+    """Keys of earlier versions -> what a run does now without them."""
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -4,7 +4,7 @@ trains."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,11 @@ from ds_distill.recipe.section import Count, Section, Share
 class Training(Section):
     """How a phase trains. The recipe's `training` section sets it for all phases; a phase
     may differ."""
+
+    gone: ClassVar[dict[str, str]] = {
+        "not_finite": "a loss that is not finite ends the run, and bf16 and fp16 skip a step whose "
+        "gradients are not"
+    }
 
     epochs: Count = 3
     """Passes over the split."""
@@ -51,12 +56,6 @@ class Training(Section):
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of storing them: less
     memory, about a third more time. `ds-distill plan` shows both."""
-    not_finite: Literal["stop", "skip"] = "stop"
-    """Where a loss is NaN or infinite: end the run, naming the term, the step and its examples, or
-    leave that micro-batch out and go on, up to ten in a row. `skip` looks at every loss and so
-    waits for the device in each micro-step; where an optimizer step has several, their losses are
-    computed once more, before the first backward pass, so that each is divided by the rows that
-    are kept."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: those of the epoch with the best score in the task's metric on
     validation (of several models trained together the best mean), or the last."""

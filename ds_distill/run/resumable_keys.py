@@ -18,7 +18,7 @@ STAGES = re.compile(r"zero[0-3]_(\w+)")
 """Built-in DeepSpeed configs. Those of one precision differ in the stage, and so in how weights are
 spread over ranks."""
 
-OF_A_PHASE = {"learning_rate", "micro_batch_size", "save_every", "max_grad_norm", "not_finite"}
+OF_A_PHASE = {"learning_rate", "micro_batch_size", "save_every", "max_grad_norm"}
 """Of a training phase that is not done: for a student that diverged, or memory that ran out."""
 
 OF_INFERENCE = {"batch_size"}

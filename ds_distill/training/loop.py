@@ -29,12 +29,12 @@ from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal,
 from ds_distill.run.run import Run
 from ds_distill.training.checkpoints import Checkpoints
 from ds_distill.training.meter import Meter, progress_note
-from ds_distill.training.progress import IN_A_ROW, Progress, choosing, mean_score, why_astray
+from ds_distill.training.progress import Progress, choosing, mean_score, why_astray
 from ds_distill.training.setup import Job, start_engine
 from ds_distill.types import Batch
 
 SAVED = 5
-"""Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
+"""Times that a training tells, with the examples in a file, that a step is skipped."""
 
 
 def train_each(
@@ -99,9 +99,6 @@ class _Training:
             self.timers = Timers(run.world.device)
         else:
             self.timers = run.profiler.start(job.key, run.world.device, self.total_steps)
-        self._left_out_at = self.progress.step * self._micro_steps - 1
-        """The last micro-batch that was left out, counted from the training's first; before one
-        is, that before the next."""
         self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
@@ -143,12 +140,8 @@ class _Training:
         ready = prefetch(partial(self._collate, epoch), steps)
         for (number, batch), micro_batches in zip(steps, timed_each("data", ready), strict=True):
             mark_step(number)
-            skip = self.job.settings.not_finite == "skip"
-            leave_out = partial(self._leave_out, epoch, (number, batch)) if skip else None
-            losses = self.engine.train_step(micro_batches, leave_out)
+            losses = self.engine.train_step(micro_batches)
             self.progress = replace(self.progress, step=number + 1)
-            if self._left_out_at != (number + 1) * self._micro_steps - 1:
-                self.progress = replace(self.progress, left_out_in_a_row=0)
             self._count_skipped((number, batch))
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
@@ -211,9 +204,6 @@ class _Training:
     def _report(self, epoch: int, bar: Bar) -> None:
         """Means since the last report. Raises UserError where the loss is not finite."""
         values = self._meter.read(self.run.world)
-        if "loss" not in values:  # all steps were left out
-            self._unreported.clear()
-            return
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()
@@ -272,35 +262,6 @@ class _Training:
         if why := why_astray(progress, scale):
             rate = self.job.settings.learning_rate
             raise UserError(f"{what} {why}set a lower learning_rate than {rate}.")
-
-    def _leave_out(
-        self, epoch: int, step: tuple[int, np.ndarray], micro_step: int, losses: list[str]
-    ) -> Batch:
-        """What takes the place of a micro-batch whose loss is not finite. Raises UserError where
-        that has become the rule."""
-        number, batch = step
-        done, output, what = self.progress, self.job.name, ", ".join(losses)
-        at = number * self._micro_steps + micro_step
-        before = done.left_out_in_a_row if self._left_out_at == at - 1 else 0
-        self._left_out_at = at
-        done = replace(done, left_out=done.left_out + 1, left_out_in_a_row=before + 1)
-        self.progress = done
-        self.run.log.event("left-out", phase=output, step=number + 1, losses=losses)
-        if done.left_out <= SAVED:
-            file = self._save_examples(number, batch)
-            self.run.log.info(
-                f"  {output}: the loss is not finite at step {number + 1} ({what}): micro-batch "
-                f"{micro_step + 1} of {self._micro_steps} is left out. {file} has the step's "
-                "examples."
-            )
-        if done.left_out_in_a_row == IN_A_ROW:
-            raise UserError(
-                f"{output}: the loss was not finite in {IN_A_ROW} micro-batches one after the "
-                f"other ({what}), the last of them at step {number + 1}. Training went astray: "
-                f"set a lower learning_rate than {self.job.settings.learning_rate}."
-            )
-        [none] = self._collate(epoch, (number, batch[:0]))[:1]
-        return none
 
     def _save_examples(self, number: int, batch: np.ndarray) -> Path:
         """Write the examples of a step's global batch into a file. Every rank may call it."""
@@ -384,7 +345,6 @@ class _Training:
                 "steps": self.progress.step,
                 "choosing": choosing(job, self.progress, output),
                 **({"measures": self.progress.measures} if self.progress.measures else {}),
-                **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
                 **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
                 **peak,
             }

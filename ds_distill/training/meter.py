@@ -40,7 +40,7 @@ class Meter:
 
     def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
         """
-        losses: this rank's shares of one step; none of one that was left out.
+        losses: this rank's shares of one step.
         lengths: of the global batch's examples.
         """
         self._steps += 1
@@ -87,8 +87,6 @@ class Meter:
         """The first of the steps of the last reading whose loss is not finite, counted from 0, and
         the terms that are not. Every rank must call this."""
         for number, losses in enumerate(self._before):
-            if not losses:
-                continue
             names = [name for name in losses if "." not in name]  # others are measures
             finite = torch.isfinite(world.sum(torch.stack([losses[name] for name in names])))
             bad = [

@@ -11,8 +11,7 @@ from ds_distill.engine.engine import LossScale
 from ds_distill.training.setup import Job
 
 IN_A_ROW = 10
-"""Micro-batches left out, or steps skipped in bf16 and fp32, one after the other at which a
-training has gone astray."""
+"""Steps skipped in bf16 and fp32, one after the other at which a training has gone astray."""
 SKIPPED_IN_A_ROW = 50
 """Likewise of steps skipped in fp16. From the largest loss scale, 2^32, DeepSpeed finds one that
 fits within 34."""
@@ -28,9 +27,6 @@ class Progress:
     best_epoch: int | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     """What terms measured, as last reported."""
-    left_out: int = 0
-    """Micro-batches whose loss was not finite."""
-    left_out_in_a_row: int = 0
     skipped: int = 0
     """Steps that changed no weight, because a gradient was not finite."""
     skipped_in_a_row: int = 0

@@ -3,7 +3,6 @@ never do. What a step leaves out, and which weights it does not train, stays out
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
-from ds_distill.types import Batch, Signals
-from ds_distill.views import PaddedView
 
 
 def terms_of(losses: dict[str, dict[str, Any]]) -> dict[str, Term]:
@@ -118,76 +115,3 @@ def test_frozen_weights_are_saved_as_they_were_loaded(
     assert len(frozen) == 5
     assert all(torch.equal(weights[name], before[name]) for name in frozen)
     assert not torch.equal(weights["classifier.weight"], before["classifier.weight"])
-
-
-# ------------------------------------------------------------------------- left out
-
-
-def micro_batch(number: int) -> Batch:
-    """Of four rows, of which `number` are labelled; the second one's teacher is broken."""
-    made = make_batch()
-    view = made.views["student"]
-    assert isinstance(view, PaddedView)
-    ids = view.input_ids.roll(number, 0) + number
-    rows = {"all": torch.arange(4), "labelled": torch.arange(number)}
-    taught = torch.linspace(-number, 2, 12).view(4, 3)
-    if number == 2:
-        taught[0, 0] = torch.nan
-    view = replace(view, input_ids=ids)
-    return replace(made, views={"student": view}, row_sets=rows, signals={"t": Signals(taught)})
-
-
-def of_no_rows(*_: object) -> Batch:
-    made = micro_batch(1)
-    none = torch.zeros(0, dtype=torch.int64)
-    return replace(made, row_sets=dict.fromkeys(made.row_sets, none))
-
-
-BOTH = {"kl": {}, "cross_entropy": {}}
-
-
-@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32"])
-def test_losses_are_divided_by_the_rows_that_are_kept(world: World, config: str) -> None:
-    """Of three micro-batches the second is left out: as if it had not been there, in the losses and
-    in the weights, also where the terms count other rows."""
-    found = []
-    for middle, leave_out in ((micro_batch(2), of_no_rows), (of_no_rows(), None)):
-        bundle = Bundle(make_student(0.0), {}, terms_of(BOTH))
-        engine = engine_of(world, bundle, config, micro_steps=3)
-        losses = []
-        for _ in range(3):
-            parts = engine.train_step([micro_batch(1), middle, micro_batch(3)], leave_out)
-            losses.append({name: float(part) for name, part in parts.items()})
-        found.append((losses, engine.student_weights()))
-        engine.close()
-    (losses, weights), (expected, others) = found
-    assert losses == expected
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-
-
-@pytest.mark.parametrize("config", ["zero0_fp32", "zero0_bf16", "zero1_fp32", "zero3_fp32"])
-def test_a_step_that_is_left_out_changes_nothing(world: World, config: str) -> None:
-    bundle = Bundle(make_student(0.0), {}, terms_of(BOTH))
-    engine = engine_of(world, bundle, config)
-    for _ in range(3):
-        assert engine.train_step([micro_batch(1)], of_no_rows)
-    before = engine.student_weights()
-    assert engine.train_step([micro_batch(2)], of_no_rows) == {}
-    assert all(torch.equal(before[name], now) for name, now in engine.student_weights().items())
-    assert engine.train_step([micro_batch(1)], of_no_rows)
-    after = engine.student_weights()["classifier.weight"]
-    assert not torch.equal(before["classifier.weight"], after)
-    engine.close()
-
-
-def test_dropout_is_the_same_where_losses_are_looked_at(world: World) -> None:
-    found = []
-    for leave_out in (None, of_no_rows):
-        torch.manual_seed(3)
-        bundle = Bundle(make_student(0.3), {}, terms_of(BOTH))
-        engine = engine_of(world, bundle, "zero1_fp32", micro_steps=2)
-        torch.manual_seed(4)
-        given = [micro_batch(1), micro_batch(3)]
-        found.append([float(engine.train_step(given, leave_out)["loss"]) for _ in range(3)])
-        engine.close()
-    assert found[0] == found[1]

@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 from pydantic import TypeAdapter
-from safetensors.torch import load_file
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
 from ds_distill.data.open_source import open_source
@@ -107,75 +106,6 @@ def test_a_live_teacher_not_the_learning_rate_is_blamed(settings, task, tmp_path
     message = refused(settings, [LIVE], tmp_path)
     assert message.startswith("teachers.second: ") and "of a batch" in message
     check_examples(message, task / "train.jsonl")
-
-
-@pytest.mark.further
-def test_its_examples_may_be_left_out_on_all_ranks(settings, task, ds_distill, tmp_path):
-    """Of sharded teachers: one rank's micro-batch is not finite, and none takes its own."""
-    training = {"batch_size": 2, "keep": "last", "not_finite": "skip"}
-    made = {**settings, "deepspeed": "zero3_fp32", "phases": [{"distil": {**LIVE["distil"]}}]}
-    made["training"] = {**settings["training"], **training}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
-    run = tmp_path / "run"
-    done = ds_distill("launch", tmp_path / "recipe.yaml", "--num-gpus", "2", "--folder", run)
-    assert done.returncode == 0, done.stderr
-    [distil] = json.loads((run / "results.json").read_text())["phases"]
-    [record] = distil["trained"]
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    left_out = [event for event in events if event["event"] == "left-out"]
-    assert 0 < record["left_out"] == len(left_out) < record["steps"] == 30
-    assert {tuple(event["losses"]) for event in left_out} == {("kl",)}
-    texts = {
-        event["step"]: [
-            json.loads(line)["text"]
-            for line in (run / f"not-finite-student-step-{event['step']}.jsonl").open()
-        ]
-        for event in left_out[:5]
-    }
-    assert all(any(WORD in text.split() for text in step) for step in texts.values())
-    assert done.stdout.count("micro-batch 1 of 1 is left out") == min(len(left_out), 5)
-    weights = load_file(run / "student" / "model.safetensors")
-    assert all(torch.isfinite(weight).all() for weight in weights.values())
-    # Each example is one of the two of its step, and a micro-batch has one on each rank.
-    lines = (json.loads(line)["text"].split() for line in (task / "train.jsonl").open())
-    assert record["left_out"] <= sum(WORD in words for words in lines)
-
-
-@pytest.mark.parametrize("deepspeed", ["zero0_fp32", "zero1_fp32"])
-def test_what_is_left_out_spoils_nothing(settings, task, tmp_path, deepspeed):
-    """The split's first text makes the student say NaN. Of it was the batch of no examples, and 0
-    times NaN is NaN: steps without it were lost, too. More than ten micro-batches of a step are
-    left out, not one after the other."""
-    rows = [json.loads(line) for line in (task / "train.jsonl").read_text().splitlines()]
-    good = [row for row in rows if WORD not in row["text"].split()]
-    bad = [{**row, "text": f"{row['text']} {WORD}"} for row in good[:12]]
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for split, of in {"train": [*bad, *good[12:40]], "validation": good[40:]}.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
-    (folder / "labels.json").write_text((task / "labels.json").read_text())
-    training = {"batch_size": 40, "micro_batch_size": 1, "keep": "last", "not_finite": "skip"}
-    made = copy.deepcopy(settings)
-    made["task"]["data"]["path"] = str(folder)
-    made["student"] = {"model": settings["teachers"]["second"]["model"]}
-    made |= {"training": {**settings["training"], **training, "epochs": 2}, "deepspeed": deepspeed}
-    (tmp_path / "recipe.yaml").write_text(
-        yaml.safe_dump({**made, "phases": [{"fine-tune": {"models": "student"}}]})
-    )
-    execute(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
-    [record] = json.loads((tmp_path / "run" / "results.json").read_text())["phases"]
-    assert record["trained"][0]["left_out"] == 2 * len(bad)
-    events = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    steps = [event for event in events if event["event"] == "train"]
-    assert steps and all("skipped" not in event for event in steps)
-
-
-def test_where_all_are_left_out_the_training_went_astray(settings, tmp_path):
-    training = {**settings["training"], "batch_size": 2, "keep": "last", "not_finite": "skip"}
-    sound = {**settings, "teachers": {"first": settings["teachers"]["first"]}, "training": training}
-    message = refused(sound, [{"distil": {**LIVE["distil"], "learning_rate": 1e30}}], tmp_path)
-    assert "was not finite in 10 micro-batches one after the other (kl)" in message
-    assert "set a lower learning_rate than 1e+30" in message
 
 
 @pytest.mark.parametrize("deepspeed", ["zero1_fp32", "zero0_bf16"])

@@ -149,16 +149,6 @@ def test_speed_is_that_of_the_steps_alone() -> None:
     )
 
 
-def test_a_step_that_was_left_out_enters_no_mean() -> None:
-    meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
-    for parts in ({"loss": torch.tensor(3.0)}, {}, {"loss": torch.tensor(5.0)}):
-        meter.add(parts, np.ones(4, dtype=np.int32))
-    assert meter.read(world)["loss"] == 4.0
-    assert meter.first_not_finite(world) == (2, ["their sum"])
-    meter.add({}, np.ones(4, dtype=np.int32))
-    assert "loss" not in meter.read(world)
-
-
 # ------------------------------------------------------------------------------------ recipes
 
 

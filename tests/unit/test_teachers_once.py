@@ -404,24 +404,6 @@ def test_a_training_goes_on_in_the_middle(world: World, tmp_path: Path) -> None:
     engine.close()
 
 
-def test_what_takes_the_place_of_a_micro_batch_is_read_as_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Teachers read it in a pass of theirs, so that micro-steps stay alike."""
-    engine = engine_of(world)
-    gathers = Gathers(monkeypatch, engine)
-    none = micro_batches(0)[0]
-    none = replace(none, row_sets={name: rows[:0] for name, rows in none.row_sets.items()})
-    for step in range(3):
-        looks = iter([[], ["kl"], [], []])
-        monkeypatch.setattr(engine, "_not_finite", lambda _, looks=looks: next(looks))
-        losses = engine.train_step(micro_batches(step), lambda *_: none)
-        assert set(gathers.of_teachers()) == {2}, step
-        assert torch.isfinite(losses["loss"])
-    assert gathers.dropped == 0
-    engine.close()
-
-
 def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Bundle, "_signals_of_each", lambda *_: pytest.fail("a pass of the teachers alone")
