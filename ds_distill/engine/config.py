@@ -69,7 +69,9 @@ def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
 
 TOKENS_AT_ONCE = 2**16
 """That a sharded teacher reads in one pass: each layer's weights are gathered once for them, and
-its activations are held of all. Not measured on a GPU."""
+its activations are held of all. A whole one reads a quarter, over which a GPU computes for twice as
+long as Python takes for a large teacher's layers (tests/results/one-engine-zero1-h200.json). Not
+measured on a GPU."""
 
 LAYERS_WHOLE = 3
 """Layers of sharded teachers that are whole at once: the one that computes, and those that are
@@ -77,14 +79,13 @@ gathered meanwhile."""
 
 
 def micro_batches_together(stage: int, micro_batch: int, micro_steps: int, length: int) -> int:
-    """Over how many micro-batches live teachers run at once: at stage 3 over all of an optimizer
-    step, so that their weights are gathered once, or as many as have TOKENS_AT_ONCE.
+    """Over how many micro-batches live teachers run at once: over all of an optimizer step, or as
+    many as have TOKENS_AT_ONCE.
 
     micro_batch: examples. length: tokens of the longest one.
     """
-    if stage < 3:
-        return 1
-    return min(micro_steps, max(1, TOKENS_AT_ONCE // (micro_batch * length)))
+    tokens = TOKENS_AT_ONCE if stage == 3 else TOKENS_AT_ONCE // 4
+    return min(micro_steps, max(1, tokens // (micro_batch * length)))
 
 
 def deepspeed_config(

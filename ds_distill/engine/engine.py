@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Engine:
         config: from `deepspeed_config`.
         optimizer: None for an engine that only runs inference.
         student_resident: with stage 3, keep the student whole on each rank.
-        max_length: tokens of the longest example, by which sharded teachers read no more than
+        max_length: tokens of the longest example, by which live teachers read no more than
             TOKENS_AT_ONCE.
         """
         self.bundle = bundle
@@ -174,9 +174,8 @@ class Engine:
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
         moved = [batch.moved(self.world.device) for batch in micro_batches]
-        micro_batches = self._with_signals(self._with_counts(moved))
         total: dict[str, torch.Tensor] = {}
-        for batch in micro_batches:
+        for batch in self._signalled(self._with_counts(moved)):
             parts = self._forward("step", batch)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
@@ -204,25 +203,25 @@ class Engine:
         with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
             return self._engine(batch=batch, **options)
 
-    def _with_signals(self, micro_batches: list[Batch]) -> list[Batch]:
-        """The micro-batches with what sharded live teachers say of them, as if it were cached: they
-        run once a step, not once a micro-step, because a pass of theirs gathers all their weights.
+    def _signalled(self, micro_batches: list[Batch]) -> Iterator[Batch]:
+        """The micro-batches with what live teachers say of them, as if it were cached. They run
+        once for as many as have TOKENS_AT_ONCE, just before the first of these: a pass of theirs
+        costs the same Python whatever it reads, and at stage 3 gathers all their weights.
 
         A masked-LM teacher's last layer, over the vocabulary, is left to the loss: the logits of a
         step would not fit.
         """
         first, bundle = micro_batches[0], self.bundle
         alive = bundle.teachers and not first.signals and bundle.needs_teachers(first.progress)
-        if self._stage != 3 or self._micro_steps == 1 or not alive:
-            return micro_batches
-        signals: list[dict[str, Signals]] = []
-        with torch.no_grad():
-            for start in range(0, len(micro_batches), self._together):
-                some = micro_batches[start : start + self._together]
-                signals += self._forward("teachers", some)
-        return [
-            replace(batch, signals=own) for batch, own in zip(micro_batches, signals, strict=True)
-        ]
+        if self._together == 1 or not alive:
+            yield from micro_batches
+            return
+        for start in range(0, len(micro_batches), self._together):
+            some = micro_batches[start : start + self._together]
+            with torch.no_grad():
+                signals = self._forward("teachers", some)
+            for batch in some:
+                yield replace(batch, signals=signals.pop(0))
 
     def _fill_gradients(self) -> None:
         """As DeepSpeed's reduction would: weights that a loss reaches on no path have a gradient of

@@ -264,7 +264,7 @@ class Placements:
             states = self._rows(step, length) * len(self._job.cache.hidden) * state
             return Growth(decoded + states, states, decoded / micro_batch)
         if choice.teachers == "live" and together > 1:
-            signals = self._signals(micro_batch, micro_steps)
+            signals = self._signals(micro_batch, together)
             return Growth(signals, signals)
         return Growth()
 
@@ -281,11 +281,11 @@ class Placements:
         codec = self._job.cache.codec
         return 12 * codec.entries + 4 if isinstance(codec, TopK) else 4 * teacher.config.vocab_size
 
-    def _signals(self, micro_batch: int, micro_steps: int) -> int:
-        """Bytes of what all live teachers say of a step's micro-batches, which is held until the
-        last of them: logits, or features of a head over a vocabulary, and the states that terms
-        read."""
-        examples, length = micro_batch * micro_steps, self._task.max_length
+    def _signals(self, micro_batch: int, together: int) -> int:
+        """Bytes of what all live teachers say of the micro-batches that they read at once, which
+        is held until the last of them: logits, or features of a head over a vocabulary, and the
+        states that terms read."""
+        examples, length = micro_batch * together, self._task.max_length
         total = 0
         for name, teacher in self._teachers.items():
             each = self._numbers(teacher) or teacher.config.hidden_size

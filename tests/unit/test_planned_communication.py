@@ -113,7 +113,8 @@ def test_more_of_anything_is_not_less_to_send(
 
 
 def test_live_teachers_run_once_a_step_at_stage_3() -> None:
-    assert micro_batches_together(1, 4, 8, 128) == 1
+    assert micro_batches_together(1, 4, 8, 128) == 8
+    assert micro_batches_together(1, 64, 8, 128) == 2  # of 16,384 tokens at most
     assert micro_batches_together(3, 4, 8, 128) == 8
     assert micro_batches_together(3, 256, 8, 128) == 2  # of 65,536 tokens at most
     assert micro_batches_together(3, 1024, 8, 128) == 1

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "benchmarks"))
 from large_teachers import HUB, STUDENT
 from planned_step import planned_steps
 
+from ds_distill.engine import config
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
 
@@ -46,8 +47,11 @@ def test_a_step_of_three_teachers(size: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_four_micro_batches_in_one_engine(stage: int) -> None:
-    """At stage 3 teachers read them at once."""
+def test_four_micro_batches_in_one_engine(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At stage 3 teachers read them at once, at stage 1 one by one: so they did when it was
+    measured."""
+    if stage == 1:
+        monkeypatch.setattr(config, "TOKENS_AT_ONCE", 1)
     plan = planned_steps(
         HUB, STUDENT, CLASSES, LENGTH, BATCH, 4, 1, GPUS["h200"], f"zero{stage}_bf16"
     )[stage, "live"]

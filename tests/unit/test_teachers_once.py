@@ -1,4 +1,4 @@
-"""Sharded live teachers run once a step over all of its micro-batches, and say what they would have
+"""Live teachers run once a step over all of its micro-batches, and say what they would have
 said of each; what they read is prefetched, whatever else runs in between."""
 
 from __future__ import annotations
@@ -329,22 +329,24 @@ def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("config", [f"zero{stage}_fp32" for stage in range(4)])
 def test_losses_are_those_of_a_pass_per_micro_step(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit where teachers read micro-batches one at a time; the student drops out the same,
-    since teachers draw nothing."""
-    monkeypatch.setattr(engine_config, "TOKENS_AT_ONCE", 1)
-    one_by_one = losses_of_three_steps(engine_of(world, max_length=8))
-    monkeypatch.undo()
-    together = losses_of_three_steps(engine_of(world))
-    monkeypatch.setattr(Engine, "_with_signals", lambda _, batches: batches)
-    live = losses_of_three_steps(engine_of(world))
-    for step, expected in enumerate(live):
-        assert expected.keys() == one_by_one[step].keys() == together[step].keys()
+    """Of a quarter of the teachers' passes. The student drops out the same, since teachers draw
+    nothing."""
+    found = []
+    for most, passes in ((2**16, 1), (1, MICRO_STEPS)):
+        monkeypatch.setattr(engine_config, "TOKENS_AT_ONCE", most)
+        engine, calls = engine_of(world, config, max_length=8), []
+        for teacher in engine.bundle.teachers.values():
+            teacher.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        found.append(losses_of_three_steps(engine))
+        assert len(calls) == 2 * 3 * passes  # teachers, steps
+    for step, (ours, expected) in enumerate(zip(*found, strict=True)):
+        assert ours.keys() == expected.keys()
         for name, value in expected.items():
-            assert torch.equal(one_by_one[step][name], value), (step, name)
-            torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6), (step, name)
 
 
 def gate_on_states() -> Router:
@@ -372,7 +374,7 @@ def test_a_gate_reads_the_states_of_each_micro_batch(
 ) -> None:
     together = losses_of_three_steps(engine_of(world, router=gate_on_states()))
     average = losses_of_three_steps(engine_of(world))
-    monkeypatch.setattr(Engine, "_with_signals", lambda _, batches: batches)
+    monkeypatch.setattr(Engine, "_signalled", lambda _, batches: iter(batches))
     live = losses_of_three_steps(engine_of(world, router=gate_on_states()))
     for step, expected in enumerate(live):
         assert abs(average[step]["kl"] - expected["kl"]) > 0.01 * expected["kl"], step
