@@ -15,6 +15,7 @@ from modelled import least_bytes
 from torch import Tensor
 
 import ds_kernels
+from ds_kernels._shared import INTERPRETED
 
 SHARE = 0.15  # counted rows
 TILE = 64  # positions of a tile of scores in 16 bits
@@ -80,8 +81,8 @@ def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -
         chosen,
         lambda leaves, fixed: ([leaves[0][chosen]], [fixed[0][chosen]]),
     )
-    on_gpu = device.type == "cuda"
-    if on_gpu and (kl_div := _liger("transformers.kl_div.LigerKLDIVLoss")) is not None:
+    triton = device.type == "cuda" or INTERPRETED
+    if triton and (kl_div := _liger("transformers.kl_div.LigerKLDIVLoss")) is not None:
         liger = kl_div(reduction="batchmean")
         paths["liger_compact"] = lambda leaves, fixed: liger(
             leaves[0][chosen].float().log_softmax(-1), fixed[0][chosen].float().softmax(-1)
@@ -150,10 +151,18 @@ def linear_kl(
         lambda leaves, fixed: ([leaves[0][chosen], leaves[1]], [fixed[0][chosen], fixed[1]]),
     )
     gpu = device.type == "cuda"
-    if gpu and (jsd := _liger("transformers.fused_linear_jsd.LigerFusedLinearJSD")) is not None:
+    triton = gpu or INTERPRETED
+    if triton and (jsd := _liger("transformers.fused_linear_jsd.LigerFusedLinearJSD")) is not None:
         fused = jsd(jsd_beta=0.0)  # KL(teacher || student)
         paths["liger_compact"] = lambda leaves, fixed: fused(
             leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1], None
+        )
+    name = "transformers.fused_linear_kl_div.LigerFusedLinearKLDivLoss"  # since 0.8.5
+    if triton and (kl_div := _liger(name)) is not None:
+        # The student alone is fused: the teacher comes as its probabilities.
+        of_one = kl_div(reduction="batchmean", temperature=1.0)
+        paths["liger_kl_compact"] = lambda leaves, fixed: of_one(
+            leaves[0][chosen], leaves[1], F.linear(fixed[0][chosen], fixed[1]).float().softmax(-1)
         )
     if (chunked := _liger("chunked_loss.LigerFusedLinearJSDLoss")) is not None:
         loss = chunked(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=gpu)

@@ -23,7 +23,8 @@ TARGETS = {
     "masked_cosine": [("floor", 1.5)],
     "linear_kl": [
         ("eager", 5.0), ("eager_compact", 1.3), ("compile_compact", 1.3),
-        ("liger_compact", 2.0), ("liger_chunked", 2.0), ("liger_chunked_compact", 2.0),
+        ("liger_compact", 2.0), ("liger_kl_compact", 2.0),
+        ("liger_chunked", 2.0), ("liger_chunked_compact", 2.0),
     ],
     "topk_kl": [("eager", 3.0)],
 }  # fmt: skip
