@@ -151,7 +151,9 @@ def test_check_finds_no_mistake_but_what_is_elsewhere(
         found = error.mistakes
     assert [one for one in found if ELSEWHERE.search(one) is None] == []
     data = [one for one in found if "data.path=" in one]
-    assert (name in DATA_HERE) == (not data), "of those whose data are elsewhere the phases are seen"
+    assert (name in DATA_HERE) == (not data), (
+        "of those whose data are elsewhere the phases are seen"
+    )
 
 
 LIVE_ALONE = {
