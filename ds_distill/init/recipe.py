@@ -91,10 +91,11 @@ def recipe_text(
 ) -> str:
     """The recipe's YAML, with comments. data: its path, as it will stand there.
 
-    Raises UserError where teachers know too few of the data's labels.
+    Raises UserError where teachers know too few of the data's labels, or a split has others than
+    train.
     """
     teachers = read_teachers(references, guess.task)
-    in_data = _source(guess, data).labels if guess.task in _WITH_CLASSES else []
+    in_data = _labels_in(guess, data) if guess.task in _WITH_CLASSES else []
     teachers = [_spelt_as(in_data, one) for one in teachers]
     labels, source = _labels(guess, data, teachers, in_data)
     length, why = _max_length(guess, teachers[0])
@@ -184,6 +185,16 @@ def _refuse_strange(teacher: TeacherFacts, labels: Sequence[str], *, all_of_them
             f"{', '.join(labels)}: not in both are {', '.join(sorted({*labels} ^ {*own}))}. Rename "
             "them in the data, or write the recipe by hand with teachers.NAME.labels."
         )
+
+
+def _labels_in(guess: Guess, data: str) -> list[str]:
+    """Those of train. Other splits are read by them here: in the recipe they will be listed in an
+    order, by which a number would be a class id."""
+    source = _source(guess, data)
+    for split in guess.has:
+        if split != "train":
+            source.read(split)
+    return source.labels
 
 
 def _source(guess: Guess, data: str) -> Source:

@@ -186,6 +186,17 @@ def test_capitals_of_a_teachers_labels_do_not_count(models: Path, tmp_path: Path
     assert ds_distill("check", file).exit_code == 0
 
 
+def test_numbers_beside_names_of_train_are_no_class_ids(models: Path, tmp_path: Path) -> None:
+    """Of the recipe's labels, in the order of their names, 1 would be `2 stars`."""
+    data, file = tmp_path / "data", tmp_path / "made.yaml"
+    write(data, lambda n, draw: {"text": text(n, draw), "label": f"{n % 3 + 1} stars"})
+    teacher = ["--teacher", models / "encoder", "--output", file]
+    assert ds_distill("init", data, *teacher).exit_code == 0
+    write(data, lambda n, draw: {"text": text(n, draw), "label": n % 3 + 1}, "jsonl", {"test": 40})
+    with pytest.raises(UserError, match=r"test\.jsonl:1: .*names in train"):
+        ds_distill("init", data, *teacher, "--force")
+
+
 def test_it_starts_without_torch(models: Path, tmp_path: Path) -> None:
     """In a process of its own: here torch is imported already."""
     data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
