@@ -212,8 +212,8 @@ class Engine:
         step would not fit.
         """
         first, bundle = micro_batches[0], self.bundle
-        alive = bundle.teachers and not first.signals and bundle.needs_teachers(first.progress)
-        if self._together == 1 or not alive:
+        alive = self._together > 1 and bundle.teachers and not first.signals
+        if not alive or not bundle.needs_teachers(first.progress):
             yield from micro_batches
             return
         for start in range(0, len(micro_batches), self._together):

@@ -159,7 +159,7 @@ class Bundle(nn.Module):
             )
         teachers: dict[str, Signals] = {}
         target = None
-        if self.needs_teachers(batch.progress):
+        if any(term.needs_teachers for term in active.values()):
             teachers = dict(batch.signals) or self._signals_of_each([batch])[0]
             with timed("routing"):
                 target = self._router(teachers, batch) if self._router else None

@@ -46,7 +46,7 @@ class Meter:
         self._steps += 1
         self._each.append(losses)
         for name, loss in losses.items():
-            self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
+            self._losses[name] = self._losses[name] + loss if name in self._losses else loss
             self._times[name] = self._times.get(name, 0) + 1
         if self._steps == WARM_UP_STEPS:
             self._timers.read()
