@@ -1,6 +1,6 @@
 """Texts that punctuation alone tells apart, in the data of recipes, suites, papers and studies.
 
-    python tests/studies/near_copies.py [--data FOLDER]
+    python tools/studies/near_copies.py [--data FOLDER]
 
 Before version 2 of `ds_distill.data.groups` such texts were one group. A committed result of data
 without any pair of them, within a split or between two, cannot have moved.
