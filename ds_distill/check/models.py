@@ -18,7 +18,6 @@ from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
     check_encoder,
     load_config,
-    takes_packed,
     usable_length,
 )
 from ds_distill.models.student import student_of
@@ -130,7 +129,7 @@ class Models:
     def _padded(self) -> Iterator[str]:
         for location, config in self.configs.items():
             fix = "Leave padding out: each model then runs as it can."
-            if takes_packed(config):
+            if imported("ds_distill.models.packing:takes_packed")(config):
                 if not (self._on_gpu and lacks_flashdeberta(config)):
                     continue
                 fix = "Install flashdeberta (pip install flashdeberta), or leave padding out."

@@ -21,9 +21,6 @@ from ds_distill.data.pretrained import SAFE, check_nodes, unreadable
 from ds_distill.errors import UserError
 from ds_distill.recipe.entry import TaskEntry
 
-PACKED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
-"""Model types whose attention passes all its arguments to transformers' attention interface."""
-
 MASKED_LM_FAMILIES = (
     *("albert", "bert", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
     *("distilbert", "electra", "ernie", "esmc", "eurobert", "gte", "ibert", "jina_embeddings_v3"),
@@ -164,11 +161,10 @@ def output_function(config: PreTrainedConfig) -> tuple[str, str | None]:
     return key, None if name is None or name.endswith("Identity") else name
 
 
-def takes_packed(config: PreTrainedConfig) -> bool:
-    """Whether a model can run without padding; DeBERTa on a GPU also needs flashdeberta."""
-    if config.model_type == "deberta-v2":  # a convolution would mix neighbouring examples
-        return bool(config.relative_attention) and getattr(config, "conv_kernel_size", 0) == 0
-    return config.model_type in PACKED_FAMILIES
+def is_packed_deberta(config: PreTrainedConfig) -> bool:
+    """Whether `packed_deberta` runs a model: a convolution would mix neighbouring examples."""
+    is_deberta = config.model_type == "deberta-v2" and bool(config.relative_attention)
+    return is_deberta and getattr(config, "conv_kernel_size", 0) == 0
 
 
 def check_encoder(reference: str, config: PreTrainedConfig) -> None:

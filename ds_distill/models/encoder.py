@@ -55,7 +55,9 @@ def _head(model: PreTrainedModel, last: torch.Tensor, view: View) -> torch.Tenso
     if view.candidates is not None:
         return _span_rows(span_logits(model, last), _first_tokens(view), view.candidates)
     if view.positions is None:
-        return classifier_logits(model, last[_first_tokens(view)])
+        if getattr(model.config, "classifier_pooling", None) == "late":  # EuroBERT
+            return _means(classifier_logits(model, last), view)
+        return classifier_logits(model, _pooled_of_packed(model, last, view))
     if type(model).__name__.endswith("ForTokenClassification"):
         return token_logits(model, last[view.positions])
     return vocabulary_head(model, last[view.positions])
@@ -86,17 +88,34 @@ def _at_rows(model: PreTrainedModel, states: torch.Tensor, view: View) -> torch.
     if view.candidates is not None:
         return states.flatten(0, 1)[_first_tokens(view)].repeat_interleave(2, 0)
     if isinstance(view, PackedView):
-        return states[0, _first_tokens(view)]
+        return _pooled_of_packed(model, states[0], view)
     return _pooled(model, states, view)
 
 
 def _pooled(model: PreTrainedModel, states: torch.Tensor, view: PaddedView) -> torch.Tensor:
-    """What a sequence classifier's head reads of the states [B, S, H] of a layer: [B, H]. No model
-    that takes packed views reads all tokens."""
+    """What a sequence classifier's head reads of the states [B, S, H] of a layer: [B, H]."""
     if not pools_all_tokens(model.config):
         return states[:, 0]
     mask = view.attention_mask[:, :, None]
     return (states * mask).sum(dim=1) / mask.sum(dim=1)
+
+
+def _pooled_of_packed(model: PreTrainedModel, states: torch.Tensor, view: View) -> torch.Tensor:
+    """The same, of states [T, H]."""
+    if pools_all_tokens(model.config) and isinstance(view, PackedView):
+        return _means(states, view)
+    return states[_first_tokens(view)]
+
+
+def _means(rows: torch.Tensor, view: View) -> torch.Tensor:
+    """Of each example of a packed view the mean of its rows [T, C]: [B, C]."""
+    assert isinstance(view, PackedView)
+    lengths = view.cu_seqlens.diff().long()
+    numbers = torch.arange(len(lengths), device=rows.device)
+    example = numbers.repeat_interleave(lengths, output_size=len(rows))
+    return (
+        rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, example, rows) / lengths[:, None]
+    )
 
 
 def read_weights(model: PreTrainedModel, reads: Reads) -> set[nn.Parameter]:
@@ -129,15 +148,21 @@ def read_weights(model: PreTrainedModel, reads: Reads) -> set[nn.Parameter]:
 
 
 def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tensor:
-    """A sequence classifier's own head, without dropout, at the last states of first tokens:
-    [B, H] to [B, C].
+    """A sequence classifier's own head, without dropout, at the states that it reads, of first
+    tokens or means: [B, H] to [B, C].
 
     Raises TypeError for a model whose head is not known: none of the families below.
     """
     kind, sequences = type(model).__name__, first[:, None]  # heads look for the first token
     if kind.endswith("ForSequenceClassification"):
-        if hasattr(model, "bert"):
-            return cast(torch.Tensor, model.classifier(model.bert.pooler(sequences)))
+        for body in ("bert", "nomic_bert", "gte"):
+            if hasattr(model, body):
+                pooled = model.get_submodule(body).pooler(sequences)
+                return cast(torch.Tensor, model.classifier(pooled))
+        if hasattr(model, "head"):  # ModernBERT
+            return cast(torch.Tensor, model.classifier(model.head(first)))
+        if hasattr(model, "dense"):  # EuroBERT
+            return cast(torch.Tensor, model.classifier(model.activation(model.dense(first))))
         if hasattr(model, "roberta") or hasattr(model, "electra"):
             return cast(torch.Tensor, model.classifier(sequences))
         if hasattr(model, "deberta"):
@@ -145,8 +170,8 @@ def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tens
         if hasattr(model, "pre_classifier"):  # DistilBERT
             return cast(torch.Tensor, model.classifier(model.pre_classifier(first).relu()))
     raise TypeError(
-        f"{kind} has no classification head that is known here: BERT, RoBERTa, DeBERTa, ELECTRA "
-        "and DistilBERT models ForSequenceClassification have one"
+        f"{kind} has no classification head that is known here: BERT, RoBERTa, DeBERTa, ELECTRA, "
+        "DistilBERT, ModernBERT and EuroBERT models ForSequenceClassification have one"
     )
 
 

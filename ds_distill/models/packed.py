@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
+from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ds_distill.models import packed_deberta
 from ds_distill.models.capture import Captured
-from ds_distill.models.configuration import PACKED_FAMILIES, first_position, takes_packed
+from ds_distill.models.configuration import first_position, is_packed_deberta
 from ds_distill.views import PackedView, PaddedView
 
 ATTENTION = "ds_distill_packed"
@@ -38,35 +37,12 @@ FLASHDEBERTA_WIDTHS = (16, 32, 64, 128)
 """Of a head: powers of two that a GPU's matrix units take."""
 
 
-def packed_backend(config: PreTrainedConfig, device: torch.device, *, half: bool) -> str | None:
-    """The attention backend of a model on packed views, with its version: part of a cache's
-    fingerprint. None: the model needs padded views.
-
-    half: whether the model computes in bf16 or fp16, which kernels on a GPU take alone.
-    """
-    if not takes_packed(config):
-        return None
-    if device.type != "cuda" or not half:
-        return "example by example"
-    width = config.hidden_size // config.num_attention_heads
-    if config.model_type == "deberta-v2":
-        takes = find_spec("flashdeberta") is not None and takes_flashdeberta(config)
-        return f"flashdeberta {version('flashdeberta')}" if takes else None
-    # FlashAttention refuses others (torch's flash_api.cpp, mha_varlen_fwd).
-    takes = torch.cuda.get_device_capability(device) >= (8, 0) and width % 8 == 0 and width <= 256
-    return f"varlen_attn of torch {version('torch')}" if takes else None
-
-
 def takes_flashdeberta(config: PreTrainedConfig) -> bool:
     """Whether flashdeberta's kernel can be a model's attention."""
-    is_deberta = config.model_type == "deberta-v2" and takes_packed(config)
-    return is_deberta and config.hidden_size // config.num_attention_heads in FLASHDEBERTA_WIDTHS
-
-
-def packed_attention(config: PreTrainedConfig) -> str | None:
-    """The `attn_implementation` to load a model with, so that it takes packed views; None where its
-    type needs no special one."""
-    return ATTENTION if config.model_type in PACKED_FAMILIES else None
+    return (
+        is_packed_deberta(config)
+        and config.hidden_size // config.num_attention_heads in FLASHDEBERTA_WIDTHS
+    )
 
 
 def padded_inputs(model: PreTrainedModel, view: PaddedView) -> dict[str, torch.Tensor]:
@@ -80,7 +56,7 @@ def padded_inputs(model: PreTrainedModel, view: PaddedView) -> dict[str, torch.T
 def parts_called(config: PreTrainedConfig, layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The modules that a pass calls whole, of a model's layers: these themselves, or their parts
     where packed views are read without calling them."""
-    if config.model_type == "deberta-v2" and takes_packed(config):
+    if is_packed_deberta(config):
         return [part for layer in layers for part in packed_deberta.parts_called(layer)]
     return [*layers]
 
@@ -93,21 +69,24 @@ def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) 
     Raises ValueError for a model that was not loaded for packed views.
     """
     body, config = model.base_model, model.config
-    if config.model_type == "deberta-v2" and takes_packed(config):
+    if is_packed_deberta(config):
         return packed_deberta.last_states(body, view, captured)
-    if config.model_type not in PACKED_FAMILIES or config._attn_implementation != ATTENTION:
+    if config._attn_implementation != ATTENTION:
         raise ValueError(
             f"{type(model).__name__} with {config._attn_implementation} attention would mix the "
             f"examples of a packed view; load it with attn_implementation={ATTENTION!r}"
         )
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": view.input_ids[None],
         "position_ids": (view.position_ids + first_position(config))[None],
     }
-    if "token_type_ids" in inspect.signature(body.forward).parameters:
+    if _takes_types(type(body)):
         types = view.token_type_ids
         types = torch.zeros_like(view.input_ids) if types is None else types
         inputs["token_type_ids"] = types[None]
+    if len(set(getattr(config, "layer_types", None) or ())) > 1:
+        # Of four dimensions it is taken as it is; without one, layers with a window get [T, T].
+        inputs["attention_mask"] = torch.empty(1, 1, 0, 0, device=view.input_ids.device)
     output = body(
         **inputs,
         cu_seq_lens_q=view.cu_seqlens,
@@ -128,7 +107,9 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention within the examples of a packed view, without dropout; on a padded view, sdpa.
 
-    query, key, value: [1, A, T, D] of a packed view. Returns [1, T, A, D].
+    query: [1, A, T, D] of a packed view; key, value: likewise, maybe of fewer heads. Returns
+    [1, T, A, D]. `options` may have a `scaling`, and a `sliding_window`: a token sees the others
+    that are nearer to it than that, on both sides.
     """
     cu_seqlens: torch.Tensor | None = options.get("cu_seq_lens_q")
     if cu_seqlens is None:
@@ -138,16 +119,58 @@ def attend(
         return padded
     assert not (module.training and options.get("dropout")), "packed attention has no dropout"
     q, k, v = query[0], key[0], value[0]
+    scale, window = options.get("scaling"), options.get("sliding_window")
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-        max_seqlen = options["max_length_q"]
-        context = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-        return cast(torch.Tensor, context)[None], None
-    parts = [
-        F.scaled_dot_product_attention(q[:, start:end], k[:, start:end], v[:, start:end])
-        for start, end in pairwise(cu_seqlens.tolist())
-    ]
+        context = _flash(q, k, v, cu_seqlens, options["max_length_q"], scale, window)
+        return context[None], None
+    parts = []
+    for start, end in pairwise(cu_seqlens.tolist()):
+        near = None
+        if window is not None:
+            place = torch.arange(end - start, device=q.device)
+            near = (place[:, None] - place).abs() < window
+        own = (x[:, start:end] for x in (q, k, v))
+        parts.append(
+            F.scaled_dot_product_attention(
+                *own, attn_mask=near, scale=scale, enable_gqa=len(k) != len(q)
+            )
+        )
     return torch.cat(parts, dim=1).transpose(0, 1)[None], None
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    scale: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """FlashAttention, [T, A, D]. Without gradients torch's operation itself: the autograd layer of
+    `varlen_attn` takes twice its time on the host, in each layer."""
+    side = -1 if window is None else window - 1
+    of_lengths = query, key, value, cu_seqlens, cu_seqlens, longest, longest
+    if torch.is_grad_enabled():
+        grouped = {} if key.shape[1] == query.shape[1] else {"enable_gqa": True}
+        whole = varlen_attn(*of_lengths, scale=scale, window_size=(side, side), **grouped)
+        return cast(torch.Tensor, whole)
+    found = torch.ops.aten._flash_attention_forward(
+        *of_lengths,
+        0.0,  # dropout
+        False,  # causal
+        False,  # a mask for debugging
+        scale=scale,
+        window_size_left=side,
+        window_size_right=side,
+    )
+    return cast(torch.Tensor, found[0])
+
+
+@cache
+def _takes_types(body: type[nn.Module]) -> bool:
+    return "token_type_ids" in inspect.signature(body.forward).parameters
 
 
 def _mask(**options: Any) -> torch.Tensor | None:

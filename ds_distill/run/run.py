@@ -20,7 +20,7 @@ from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
 from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
-from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.packing import packed_attention, packed_backend
 from ds_distill.models.reference import ModelReference
 from ds_distill.models.student import student_config
 from ds_distill.process.peak_memory import PeakMemory

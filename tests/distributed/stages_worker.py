@@ -47,7 +47,7 @@ from ds_distill.engine.world import World
 from ds_distill.losses import logits
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.packed import packed_attention
+from ds_distill.models.packing import packed_attention
 from ds_distill.recipe.training import Training
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from test_packed import CONFIGS, HEADS, before_and_after, models, padded_view
 
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.packed import packed_backend
+from ds_distill.models.packing import packed_backend
 from ds_distill.views import PackedView
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

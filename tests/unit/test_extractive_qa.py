@@ -37,7 +37,7 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.packed import packed_attention
+from ds_distill.models.packing import packed_attention
 from ds_distill.planning.caches import example_bytes
 from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.prediction import load_predictor

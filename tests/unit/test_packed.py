@@ -16,11 +16,13 @@ import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
-from ds_distill.models import packed_deberta
+from ds_distill.models import packed_deberta, packing
 from ds_distill.models.encoder import classifier_logits, read_signals
-from ds_distill.models.packed import ATTENTION, attend, packed_attention, packed_backend
+from ds_distill.models.packed import ATTENTION, _flash, attend
+from ds_distill.models.packing import packed_attention, packed_backend, takes_packed
 from ds_distill.reads import Reads
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView
@@ -50,6 +52,12 @@ V3 = {
     "type_vocab_size": 0,
     "pooler_hidden_size": 32,
 }
+MODERN = {  # of three layers the last two see three tokens on each side
+    **SIZES,
+    **{"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1},
+    **{"eos_token_id": 2, "sep_token_id": 2, "local_attention": 6, "global_attn_every_n_layers": 3},
+}
+EURO = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 2}
 CONFIGS = {
     "bert": tr.BertConfig(**SIZES),
     "roberta": tr.RobertaConfig(**SIZES),
@@ -66,6 +74,16 @@ CONFIGS = {
         initializer_range=0.3,
         num_labels=3,
     ),
+    "modernbert": tr.ModernBertConfig(**MODERN),
+    "modernbert of means": tr.ModernBertConfig(**MODERN, classifier_pooling="mean"),
+    "eurobert": tr.EuroBertConfig(**EURO),
+    "eurobert of means": tr.EuroBertConfig(**EURO, classifier_pooling="mean"),
+    "eurobert of fewer keys": tr.EuroBertConfig(
+        **{**EURO, "num_key_value_heads": 1}, classifier_pooling="bos"
+    ),
+    "nomic_bert": tr.NomicBertConfig(**SIZES),
+    "gte": tr.GteConfig(**SIZES),
+    "jina_embeddings_v3": tr.JinaEmbeddingsV3Config(**SIZES),
     "deberta-v2": tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=32),
     "deberta-v2 without buckets": tr.DebertaV2Config(
         **{**DEBERTA, "position_buckets": -1, "pos_att_type": "c2p"}, pooler_hidden_size=32
@@ -168,7 +186,7 @@ def test_no_map_of_all_tokens_is_made(family):
             read_signals(model, PackedView.of(padded_view([7, 12, 5])))
     finally:
         tr.AttentionInterface.register(ATTENTION, attend)
-    assert masks == [None] * LAYERS
+    assert len(masks) == LAYERS and all(mask is None or mask.numel() == 0 for mask in masks)
 
 
 @given(
@@ -211,7 +229,7 @@ def test_a_model_for_packed_views_takes_padded_ones_too(family):
         )
 
 
-FAMILIES = [family for family in CONFIGS if packed_attention(CONFIGS[family])]
+FAMILIES = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"]
 
 
 @pytest.mark.parametrize("lengths", [[4, 9], [9, 9]], ids=["padded", "full"])
@@ -263,6 +281,49 @@ def test_a_padded_pass_waits_for_no_device(family, kind, lengths, monkeypatch, t
 def test_a_model_that_would_mix_examples_is_refused(model):
     with pytest.raises(ValueError, match="would mix the examples of a packed view"):
         read_signals(model, PackedView.of(padded_view([3, 2])))
+
+
+@pytest.mark.parametrize(
+    "kind", ["ultrabert", "nomic_bert", "modernbert", "eurobert", "gte", "jina_embeddings_v3"]
+)
+def test_what_says_the_same_packed_takes_packed_views(kind):
+    """Of the configurations as they are published, whose windows are longer than small texts."""
+    assert takes_packed(tr.AutoConfig.for_model(kind))
+
+
+@pytest.mark.parametrize("kind", ["big_bird", "mpnet", "megatron-bert", "albert", "ernie"])
+def test_what_says_another_thing_packed_keeps_its_padding(kind):
+    """It mixes examples; or, as Albert, has a head that is not known here."""
+    assert not takes_packed(tr.AutoConfig.for_model(kind))
+
+
+def test_a_model_is_asked_once(monkeypatch):
+    asked = []
+
+    def answer(config):
+        asked.append(config.model_type)
+        return True
+
+    monkeypatch.setattr(packing, "_says_the_same", answer)
+    monkeypatch.setattr(packing, "_found", {})
+    for config in (tr.BertConfig(), tr.BertConfig(vocab_size=99), tr.BertConfig(is_decoder=True)):
+        assert takes_packed(config)
+    assert asked == ["bert", "bert"], "its vocabulary decides nothing"
+
+
+def test_attention_that_forgets_its_window_is_found(monkeypatch):
+    """As of a ModernBERT whose window were not passed on."""
+
+    def forgets(*given, **options):
+        return attend(*given, **{**options, "sliding_window": None})
+
+    monkeypatch.setattr(packing, "_found", {})
+    tr.AttentionInterface.register(ATTENTION, forgets)
+    try:
+        assert not takes_packed(CONFIGS["modernbert"])
+        assert takes_packed(CONFIGS["bert"])
+    finally:
+        tr.AttentionInterface.register(ATTENTION, attend)
 
 
 def test_a_classification_head_that_is_not_known_is_refused():
@@ -348,3 +409,30 @@ def test_flashdebertas_kernel_is_the_plain_attention():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout.splitlines()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+def test_flash_attention_without_gradients_is_the_operation_itself(gradients, window):
+    """On tensors without numbers: which operations run, and with what windows."""
+    called = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            called.append((str(op), kwargs or {}, args))
+            if "_flash_attention_forward" in str(op):
+                return (args[0],) * 5
+            return op(*args, **(kwargs or {}))
+
+    q, k, v = (torch.empty(9, 2, 16, device="meta", dtype=torch.bfloat16) for _ in "qkv")
+    cu_seqlens = torch.empty(3, device="meta", dtype=torch.int32)
+    with torch.set_grad_enabled(gradients), Watch():
+        context = _flash(q, k, v, cu_seqlens, 7, 0.5, window)
+    assert context.shape == (9, 2, 16)
+    wrapped = [one for one in called if "varlen" in one[0]]
+    assert bool(wrapped) is gradients
+    if not gradients:
+        [(_, named, given)] = called
+        side = -1 if window is None else 4
+        assert named == {"scale": 0.5, "window_size_left": side, "window_size_right": side}
+        assert given[5:8] == (7, 7, 0.0)

@@ -33,7 +33,7 @@ from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, load_model
-from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.packing import packed_attention, packed_backend
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import Router

@@ -39,7 +39,7 @@ from ds_distill.engine.world import World, no_chatter
 from ds_distill.files import write_json
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.packing import packed_attention, packed_backend
 from ds_distill.planning.gpus import measured_cpu, own_gpu
 from ds_distill.process.timers import Timers, timing
 from ds_distill.recipe.terms import losses_of

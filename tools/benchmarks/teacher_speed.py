@@ -33,7 +33,7 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.packing import packed_attention, packed_backend
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch

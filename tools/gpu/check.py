@@ -193,9 +193,13 @@ def packed_attention() -> str:
     )
     q, k, v = torch.randn(3, 1, 16, 106, 64, device="cuda").bfloat16()
     cu_seqlens = {"cu_seq_lens_q": view.cu_seqlens, "max_length_q": view.max_seqlen}
-    ours = attend(torch.nn.Module(), q, k, v, None, **cu_seqlens)[0]
-    plain = attend(torch.nn.Module(), q.float(), k.float(), v.float(), None, **cu_seqlens)[0]
-    assert (ours.float() - plain).abs().max() < 0.05, "varlen_attn differs from plain attention"
+    for window in (None, 9):  # with gradients through varlen_attn, without by its operation
+        options = {**cu_seqlens, "sliding_window": window, "scaling": 0.125}
+        plain = attend(torch.nn.Module(), q.float(), k.float(), v.float(), None, **options)[0]
+        for with_gradients in (True, False):
+            with torch.set_grad_enabled(with_gradients):
+                ours = attend(torch.nn.Module(), q, k, v, None, **options)[0]
+            assert (ours.float() - plain).abs().max() < 0.05, "differs from plain attention"
 
     from transformers import AutoModel
 
