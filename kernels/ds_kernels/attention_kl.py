@@ -118,9 +118,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*inputs[:7], *output)
     ctx.options = inputs[7:10]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
 
 
-def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 11
     return (*_backward_op(upstream, *ctx.saved_tensors, *ctx.options), *[None] * 9)
 
 

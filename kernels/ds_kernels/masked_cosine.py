@@ -15,7 +15,6 @@ from ._shared import (
     accumulator,
     check_options,
     check_pair,
-    chosen,
     flat_rows,
     forbid_double_backward,
     hinge,
@@ -58,17 +57,21 @@ def _select(layers, layer, LAYERS: tl.constexpr):
 
 @jit
 def _forward_kernel(
-    students, teachers, rows, losses, stats,
+    students, teachers, rows, losses, stats, listed,
     stride_s, stride_t, num_rows, weight, tolerance,
     D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row, keep = counted_row(rows, num_rows, ROWS)
-    layer = tl.program_id(1)
+    number, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
     scale_s = tl.zeros([], ACC)
     scale_t = tl.zeros([], ACC)
     distance = tl.zeros([], ACC)
-    loss = tl.zeros([], ACC)
+    # An index of no row: what would raise waits for the device.
+    loss = tl.full([], float("inf") if ROWS == LISTED else 0.0, ACC)
+    if ROWS == LISTED:
+        tl.atomic_add(listed + row, 1, mask=keep & (layer == 0))
+        tl.store(listed + num_rows + row, number.to(tl.int32), mask=keep & (layer == 0))
     if keep:
         base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
         student = _select(students, layer, LAYERS) + base
@@ -78,8 +81,8 @@ def _forward_kernel(
         sum_t = tl.zeros([BLOCK], ACC)
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
+            for step in range(begin, behind):
+                at = step * BLOCK + tile
                 s = load(student, at, shift, end, limit, part != 1, ACC, 0.0)
                 t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0)
                 sum_s += s * s
@@ -91,8 +94,8 @@ def _forward_kernel(
         sum_d = tl.zeros([BLOCK], ACC)
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
+            for step in range(begin, behind):
+                at = step * BLOCK + tile
                 s = load(student, at, shift, end, limit, part != 1, ACC, 0.0)
                 t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0)
                 difference = s * scale_s - t * scale_t
@@ -101,21 +104,20 @@ def _forward_kernel(
         distance = tl.where((square_s == 0) | (square_t == 0), 1.0, distance)
         loss = distance * weight
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
-    inside = keep | (ROWS != LISTED)
-    row += layer * num_rows
-    total = num_rows * LAYERS
-    tl.store(losses + row, loss, mask=inside)
-    tl.store(stats + row, scale_s, mask=inside)
-    tl.store(stats + total + row, scale_t, mask=inside)
-    tl.store(stats + 2 * total + row, distance, mask=inside)
+    total = tl.num_programs(0).to(tl.int64) * LAYERS
+    number += layer * tl.num_programs(0)
+    tl.store(losses + number, loss)
+    tl.store(stats + number, scale_s)
+    tl.store(stats + total + number, scale_t)
+    tl.store(stats + 2 * total + number, distance)
 
 
 @jit
 def _backward_kernel(
-    upstream, students, teachers, losses, stats, gradients,
-    stride_s, stride_t, num_rows, weight,
+    upstream, students, teachers, losses, stats, listed, gradients,
+    stride_s, stride_t, num_rows, num_losses, weight,
     D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
-    LAYERS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1)
@@ -124,20 +126,24 @@ def _backward_kernel(
     student = _select(students, layer, LAYERS) + base
     teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
     tile = tl.arange(0, BLOCK)
-    row += layer * num_rows
-    total = num_rows * LAYERS
-    if tl.load(losses + row) <= 0:
+    number, times = row, 1
+    if ROWS == LISTED:
+        times = tl.load(listed + row)
+        number = tl.load(listed + num_rows + row, mask=times > 0, other=0).to(tl.int64)
+    number += layer * num_losses
+    total = num_losses * LAYERS
+    if tl.load(losses + number, mask=times > 0, other=0.0) <= 0:
         store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
-        scale_s = tl.load(stats + row)
-        scale_t = tl.load(stats + total + row)
-        distance = tl.load(stats + 2 * total + row)
-        factor = tl.load(upstream + row).to(ACC) * weight * scale_s
+        scale_s = tl.load(stats + number)
+        scale_t = tl.load(stats + total + number)
+        distance = tl.load(stats + 2 * total + number)
+        factor = tl.load(upstream + number).to(ACC) * weight * scale_s * times
         factor = tl.where(scale_t == 0, 0.0, factor)  # no direction to follow
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
+            for step in range(begin, behind):
+                at = step * BLOCK + tile
                 s = load(student, at, shift, end, limit, part != 1, ACC, 0.0) * scale_s
                 t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0) * scale_t
                 slope = factor * ((s - t) - distance * s)
@@ -150,13 +156,20 @@ def _reference_forward(
     rows: Tensor | None,
     weight: float,
     tolerance: float,
-) -> tuple[Tensor, Tensor]:
-    acc = accumulator(*students, *teachers)
-    num_rows, width = students[0].shape
-    losses = torch.zeros(len(students), num_rows, dtype=acc, device=students[0].device)
-    stats = torch.zeros(3, len(students), num_rows, dtype=acc, device=students[0].device)
-    counted = row_indices(rows, num_rows, students[0].device)
-    for chunk in counted.split(max(1, _REFERENCE_ELEMENTS // width)):
+) -> tuple[Tensor, Tensor, Tensor]:
+    acc, first = accumulator(*students, *teachers), students[0]
+    num_rows, width = first.shape
+    counted = numbers = row_indices(rows, num_rows, first.device)
+    listed = first.new_zeros(_listed_shape(rows, num_rows), dtype=torch.int32)
+    if _is_list(rows):
+        numbers = torch.arange(len(counted), device=first.device)
+        listed[0].index_add_(0, counted, torch.ones_like(numbers, dtype=torch.int32))
+        listed[1, counted] = numbers.to(torch.int32)
+    number = len(counted) if _is_list(rows) else num_rows
+    losses = torch.zeros(len(students), number, dtype=acc, device=first.device)
+    stats = torch.zeros(3, len(students), number, dtype=acc, device=first.device)
+    size = max(1, _REFERENCE_ELEMENTS // width)
+    for chunk, part in zip(counted.split(size), numbers.split(size), strict=True):
         for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
             s, t = student[chunk].to(acc), teacher[chunk].to(acc)
             square_s, square_t = s.square().sum(-1), t.square().sum(-1)
@@ -165,9 +178,9 @@ def _reference_forward(
             difference = s.mul_(scale_s[:, None]).sub_(t.mul_(scale_t[:, None]))
             distance = difference.square_().sum(-1).mul_(0.5)
             distance = torch.where((square_s == 0) | (square_t == 0), 1.0, distance)
-            losses[layer, chunk] = hinge(distance * weight, tolerance)
-            stats[:, layer, chunk] = torch.stack((scale_s, scale_t, distance))
-    return losses, stats
+            losses[layer, part] = hinge(distance * weight, tolerance)
+            stats[:, layer, part] = torch.stack((scale_s, scale_t, distance))
+    return losses, stats, listed
 
 
 def _reference_backward(
@@ -176,20 +189,37 @@ def _reference_backward(
     teachers: Sequence[Tensor],
     losses: Tensor,
     stats: Tensor,
+    listed: Tensor,
     weight: float,
 ) -> list[Tensor]:
     gradients = [torch.zeros(s.shape, dtype=s.dtype, device=s.device) for s in students]
     size = max(1, _REFERENCE_ELEMENTS // students[0].shape[1])
+    rows = numbers = torch.arange(students[0].shape[0], device=losses.device)
+    if len(listed):
+        rows = listed[0].nonzero().squeeze(1)
+        numbers = listed[1, rows].long()
     for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
-        for chunk in above_tolerance(losses[layer]).nonzero().squeeze(1).split(size):
-            scale_s, scale_t, distance = stats[:, layer, chunk, None]
+        alive = above_tolerance(losses[layer, numbers])
+        for chunk, part in zip(rows[alive].split(size), numbers[alive].split(size), strict=True):
+            scale_s, scale_t, distance = stats[:, layer, part, None]
             s = student[chunk].to(losses.dtype) * scale_s
             t = teacher[chunk].to(losses.dtype) * scale_t
-            factor = upstream[layer, chunk, None] * weight * scale_s
+            factor = upstream[layer, part, None] * weight * scale_s
+            if len(listed):
+                factor = factor * listed[0, chunk, None]
             factor = torch.where(scale_t == 0, 0.0, factor)
             slope = (s - t).sub_(s * distance).mul_(factor)
             gradients[layer][chunk] = slope.to(student.dtype)
     return gradients
+
+
+def _is_list(rows: Tensor | None) -> bool:
+    return rows is not None and rows.dtype != torch.bool
+
+
+def _listed_shape(rows: Tensor | None, num_rows: int) -> tuple[int, ...]:
+    """Of a list: how often each row stands in it, and where."""
+    return (2, num_rows) if _is_list(rows) else (0,)
 
 
 @on_its_device
@@ -199,28 +229,30 @@ def _forward(
     rows: Tensor | None,
     weight: float,
     tolerance: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [L, N], or of a list one for each index [L, n], what the backward pass needs of each
+    [3, L, n], and where the rows stand in the list."""
     if not use_triton(students[0]):
         return _reference_forward(students, teachers, rows, weight, tolerance)
-    acc = accumulator(*students, *teachers)
-    num_rows, width = students[0].shape
+    acc, first = accumulator(*students, *teachers), students[0]
+    num_rows, width = first.shape
     number, kind = programs(rows, num_rows)
-    listed = rows is not None and rows.dtype != torch.bool  # what is not among these stays 0
-    losses = (torch.zeros if listed else torch.empty)(
-        len(students), num_rows, dtype=acc, device=students[0].device
-    )
-    stats = torch.empty(3, len(students), num_rows, dtype=acc, device=students[0].device)
+    losses = torch.empty(len(students), number, dtype=acc, device=first.device)
+    stats = torch.empty(3, len(students), number, dtype=acc, device=first.device)
+    listed = torch.empty(_listed_shape(rows, num_rows), dtype=torch.int32, device=first.device)
+    if len(listed):
+        listed[0].zero_()
     columns = granule(*students, *teachers)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     if number:
         _forward_kernel[(number, len(students))](
             tuple(students), tuple(teachers), losses if rows is None else rows,
-            losses, stats, students[0].stride(0), teachers[0].stride(0),
+            losses, stats, listed, students[0].stride(0), teachers[0].stride(0),
             num_rows, weight, tolerance,
             D=width, **walk(students[0], columns, block), LAYERS=len(students),
             ROWS=kind, num_warps=warps, **target_options(acc),
         )  # fmt: skip
-    return losses, stats
+    return losses, stats, listed
 
 
 @on_its_device
@@ -230,20 +262,22 @@ def _backward(
     teachers: Sequence[Tensor],
     losses: Tensor,
     stats: Tensor,
+    listed: Tensor,
     weight: float,
 ) -> list[Tensor]:
     if not use_triton(students[0]):
-        return _reference_backward(upstream, students, teachers, losses, stats, weight)
+        return _reference_backward(upstream, students, teachers, losses, stats, listed, weight)
     num_rows, width = students[0].shape
     gradients = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
     columns = granule(*students, *teachers, *gradients)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     if num_rows:
         _backward_kernel[(num_rows, len(students))](
-            upstream.contiguous(), tuple(students), tuple(teachers), losses, stats,
-            tuple(gradients), students[0].stride(0), teachers[0].stride(0), num_rows, weight,
-            D=width, **walk(students[0], columns, block), LAYERS=len(students), num_warps=warps,
-            **target_options(losses.dtype),
+            upstream.contiguous(), tuple(students), tuple(teachers), losses, stats, listed,
+            tuple(gradients), students[0].stride(0), teachers[0].stride(0), num_rows,
+            losses.shape[1], weight,
+            D=width, **walk(students[0], columns, block), LAYERS=len(students),
+            ROWS=2 if len(listed) else 0, num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return gradients
 
@@ -253,22 +287,25 @@ _forward_op = torch.library.custom_op(
     _forward,
     mutates_args=(),
     schema="(Tensor[] students, Tensor[] teachers, Tensor? rows, float weight, float tolerance) "
-    "-> (Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor)",
 )
 _backward_op = torch.library.custom_op(
     "ds_kernels::masked_cosine_backward",
     _backward,
     mutates_args=(),
     schema="(Tensor upstream, Tensor[] students, Tensor[] teachers, Tensor losses, "
-    "Tensor stats, float weight) -> Tensor[]",
+    "Tensor stats, Tensor listed, float weight) -> Tensor[]",
 )
 
 
 @_forward_op.register_fake
-def _(students: Sequence[Tensor], teachers: Sequence[Tensor], *args: Any) -> tuple[Tensor, Tensor]:
+def _(
+    students: Sequence[Tensor], teachers: Sequence[Tensor], rows: Tensor | None, *args: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     acc, first = accumulator(*students, *teachers), students[0]
-    shape = (len(students), first.shape[0])
-    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc)
+    shape = (len(students), programs(rows, first.shape[0])[0])
+    listed = first.new_empty(_listed_shape(rows, first.shape[0]), dtype=torch.int32)
+    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), listed
 
 
 @_backward_op.register_fake
@@ -276,18 +313,22 @@ def _(upstream: Tensor, students: Sequence[Tensor], *args: Any) -> list[Tensor]:
     return [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     students, teachers, _, weight, _ = inputs
     ctx.save_for_backward(*students, *teachers, *output)
     ctx.weight, ctx.num_layers = weight, len(students)
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
 
 
-def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Any, ...]:
-    *hidden, losses, stats = ctx.saved_tensors
+def _autograd(ctx: Any, upstream: Tensor | None, *_: None) -> tuple[Any, ...]:
+    nothing: list[None] = [None] * ctx.num_layers
+    if upstream is None:
+        return nothing, nothing, None, None, None
+    *hidden, losses, stats, listed = ctx.saved_tensors
     students, teachers = hidden[: ctx.num_layers], hidden[ctx.num_layers :]
-    gradients = _backward_op(upstream, students, teachers, losses, stats, ctx.weight)
-    return gradients, [None] * ctx.num_layers, None, None, None
+    gradients = _backward_op(upstream, students, teachers, losses, stats, listed, ctx.weight)
+    return gradients, nothing, None, None, None
 
 
 _forward_op.register_autograd(_autograd, setup_context=_setup_context)
@@ -322,7 +363,8 @@ def masked_cosine(
         student_hidden: [..., D], float32, float16 or bfloat16 (sums are float32; float64
             stays), or a sequence of L such tensors of one shape: all layers in one launch.
         teacher_hidden: the same shape or shapes; gets no gradient.
-        mask: as in `masked_kl`; it holds for every layer.
+        mask: as in `masked_kl`; it holds for every layer. On a GPU an index out of range has an
+            infinite loss.
         reduction: "none" gives [...], or [L, ...] for a sequence, with 0 at rows not counted;
             "sum"; "mean" divides by the number of counted rows, so layers are summed.
         denominator: "mean" divides by this number instead, such as the count over all ranks.
@@ -352,6 +394,6 @@ def masked_cosine(
     lead = students[0].shape[:-1]
     rows = flat_rows(op, mask, lead, students[0].device)
     detached = [teacher.detach() for teacher in teachers]
-    losses, _ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
-    losses = chosen(losses[0] if single else losses, rows)
+    losses, *_ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
+    losses = losses.squeeze(0) if single else losses  # not [0], whose gradient is a tensor of zeros
     return reduce_rows(op, losses, rows, lead, reduction, denominator)

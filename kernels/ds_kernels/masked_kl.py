@@ -56,9 +56,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(student, teacher, *output, rows)
     ctx.options = (temperature, weight, divergence)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
 
 
-def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 7
     gradient = _backward_op(upstream, *ctx.saved_tensors, *ctx.options)
     return (gradient, None, None, None, None, None, None)
 

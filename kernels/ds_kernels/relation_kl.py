@@ -86,9 +86,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*inputs[:3], *output)
     ctx.options = inputs[3:6]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
 
 
-def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 7
     return (_backward_op(upstream, *ctx.saved_tensors, *ctx.options), *[None] * 6)
 
 

@@ -8,7 +8,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ import triton
 from assembly import Compiled
 from compiled import limits
 from compiling import TARGETS, Launch, recorded
-from launches import DTYPES, VOCABULARIES, Call, calls, each
+from launches import DTYPES, VOCABULARIES, Call, _cosine, calls, each
 from modelled import COMPILED
 
 import ds_kernels
@@ -130,6 +133,110 @@ def check_streams(found: list[Compiled]) -> None:
                 continue
             assert loop.shuffles == loop.barriers == 0
             assert loop.loads.keys() <= {16, 4} and loop.stores.keys() <= {16}, loop
+
+
+FREE = {
+    *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::reshape"),
+    *("aten::view", "aten::squeeze", "aten::unsqueeze", "aten::expand", "aten::select"),
+    *("aten::as_strided", "aten::detach", "aten::zeros", "aten::contiguous", "aten::result_type"),
+    *("aten::ones_like", "aten::item", "aten::_local_scalar_dense", "aten::alias"),
+}
+"""Operations without a launch of their own."""
+
+
+def launched(call: Callable[[], object], *modules: ModuleType) -> list[str]:
+    """What a GPU would be given: PyTorch's operations, not those within another, and kernels."""
+    with recorded(*modules) as kernels, torch.profiler.profile() as profile:
+        call()
+    names = [one.kernel.__name__ for one in kernels]
+
+    def within_another(event: Any) -> bool:
+        above = event.cpu_parent
+        counted = above is not None and above.name.startswith("aten::") and above.name not in FREE
+        return above is not None and (counted or within_another(above))
+
+    for event in profile.events():
+        if event.name.startswith("aten::") and event.name not in FREE and not within_another(event):
+            names.append(event.name)
+    return names
+
+
+COSINE = {
+    # torch.compile of the plain formula over the counted rows (torch 2.13 for an H200) launches
+    # three forward, of which the first writes all rows anew, and two backward.
+    "list": (["_forward_kernel", "aten::zero_", "aten::mean"], ["_backward_kernel", "aten::div"]),
+    "all": (["_forward_kernel", "aten::mean"], ["_backward_kernel", "aten::div"]),
+    "none": (["_forward_kernel"], ["_backward_kernel"]),
+}
+
+
+@pytest.mark.parametrize(("how", "wanted"), COSINE.items(), ids=COSINE)
+def test_the_launches_of_one_layers_cosine(
+    how: str, wanted: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULES["_shared"], "check_range", lambda *args, **options: None)
+    student = torch.zeros(64, 768, dtype=torch.bfloat16, requires_grad=True)
+    rows = torch.arange(9) if how == "list" else None
+    reduction = "none" if how == "none" else "mean"
+    losses: list[torch.Tensor] = []
+
+    def forward() -> None:
+        given = (student, student.detach(), rows)
+        losses.append(ds_kernels.masked_cosine(*given, reduction=reduction))
+
+    def backward() -> None:
+        torch.autograd.grad(losses[0], student, upstream)
+
+    module = MODULES["masked_cosine"]
+    assert launched(forward, module) == wanted[0]
+    upstream = torch.ones_like(losses[0])
+    assert launched(backward, module) == wanted[1]
+
+
+def test_the_instructions_of_one_layers_cosine() -> None:
+    """A pair of states; torch.compile's kernels take 35 and 42 at their best (2 warps a row, sm_90,
+    Triton 3.9), with five barriers forward and one backward. Each state is read once."""
+    call = Call(
+        "masked_cosine", "D=768 layers=1", torch.bfloat16, ("masked_cosine",), _cosine(768, 1)
+    )
+    launches = call.launches("sm_90")
+    for launch, compiled, most in zip(
+        launches, compile_all(launches, "sm_90"), (17, 13), strict=True
+    ):
+        (loop,) = compiled.loops
+        assert each(launch, compiled)[0] <= most
+        assert 16 * loop.loads[16] * loop.threads == 2 * 2 * 768
+
+
+def _scored(student: torch.Tensor) -> list[torch.Tensor]:
+    return [x.view(1, 2, 32, 64) for x in (student, *[student.detach()] * 3)]
+
+
+OTHERS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "masked_kl": ("_rows", lambda x: ds_kernels.masked_kl(x, x.detach())),
+    "topk_kl": (
+        "_topk",
+        lambda x: ds_kernels.topk_kl(
+            x, torch.zeros(64, 2), torch.arange(2).expand(64, 2), torch.zeros(64)
+        ),
+    ),
+    "attention_kl": ("_scores", lambda x: ds_kernels.attention_kl(*_scored(x))),
+    "relation_kl": (
+        "_scores",
+        lambda x: ds_kernels.relation_kl(x[None], x.detach()[None], heads=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("op", OTHERS)
+def test_the_statistics_have_no_gradient_of_zeros(op: str) -> None:
+    student = torch.zeros(64, 64, dtype=torch.bfloat16, requires_grad=True)
+    module, call = OTHERS[op]
+    with recorded(MODULES[module]):
+        loss = call(student)
+    upstream = torch.ones_like(loss)
+    names = launched(lambda: torch.autograd.grad(loss, student, upstream), MODULES[module])
+    assert "_backward_kernel" in str(names) and "aten::zero_" not in names, names
 
 
 @pytest.mark.slow

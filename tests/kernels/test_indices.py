@@ -133,10 +133,15 @@ def test_indices_out_of_range_are_refused(case: Case) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="of the kernels: the references index tensors")
 def test_a_kernel_touches_no_row_outside() -> None:
-    """A GPU's op asserts it later, where it takes the losses of the list."""
+    """A GPU's op asserts it later, where it takes the losses of the list. Of the cosine's, which
+    are a loss for each index, such an index has an infinite one, and no gradient."""
     student, teacher = torch.randn(2, 6, 8)
     rows = torch.tensor([1, 1 << 30, -(1 << 30)])
     kl, _ = torch.ops.ds_kernels.masked_kl(student, teacher, rows, 1.0, 1.0, 0.0, 0)
-    cosine, _ = torch.ops.ds_kernels.masked_cosine([student], [teacher], rows, 1.0, 0.0)
-    for losses in (kl, cosine[0]):
-        assert losses.nonzero().tolist() == [[1]]
+    assert kl.nonzero().tolist() == [[1]]
+    op = torch.ops.ds_kernels.masked_cosine
+    student.requires_grad_()
+    losses = op([student], [teacher], rows, 1.0, 0.0)[0][0]
+    assert losses.isfinite().tolist() == [True, False, False]
+    (gradient,) = torch.autograd.grad(losses.sum(), student)
+    assert gradient.isfinite().all() and gradient.any(-1).nonzero().tolist() == [[1]]
