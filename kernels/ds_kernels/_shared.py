@@ -218,9 +218,10 @@ def reduce_losses(
     """Reduce losses of counted rows, 0 elsewhere; "mean" also averages over heads."""
     if reduction == "none":
         return losses
+    masked = rows is not None and rows.dtype == torch.bool
     count = num_rows if rows is None else rows.numel()
-    listed = rows is None or rows.dtype != torch.bool
-    if reduction == "mean" and denominator is None and listed and losses.numel() == count > 0:
+    plain = reduction == "mean" and denominator is None and not masked
+    if plain and losses.numel() == count > 0:
         return losses.mean()  # one launch
     total = losses.sum()
     if reduction == "sum":
@@ -228,9 +229,9 @@ def reduce_losses(
     if heads > 1:
         total = total / heads
     if denominator is None:
-        if listed:
-            return total / max(count, 1)
-        return total / rows.sum().clamp(min=1)
+        if rows is not None and masked:
+            return total / rows.sum().clamp(min=1)
+        return total / max(count, 1)
     if isinstance(denominator, Tensor):
         if denominator.numel() != 1:
             raise ValueError(f"{op}: denominator must be one number, got {list(denominator.shape)}")
