@@ -1,7 +1,7 @@
 """What Python and torch's dispatch take of a step, beside TextBrewer and a plain loop.
 
     pip install textbrewer
-    python tests/benchmarks/host_bar.py [--config zero1_fp32] [--padded] [--output FILE]
+    python tools/benchmarks/host_bar.py [--config zero1_fp32] [--padded] [--output FILE]
 
 Needs no GPU: models of 24 layers so narrow that nothing else takes time. CPU seconds of this
 process, which others on the machine hardly change; of blocks of 8 steps, in which the ways take
@@ -9,7 +9,7 @@ turns, the median ratio and where 80% of them are. Ours takes the paths of a GPU
 views, with one call of torch's attention in the kernels' place; --padded: those of a CPU. Triton's
 launcher and waits for a device are in neither. Another checkout TREE is measured by its own code:
 
-    PYTHONPATH=TREE:TREE/kernels:TREE/tests/benchmarks python -P tests/benchmarks/host_bar.py
+    PYTHONPATH=TREE:TREE/kernels:TREE/tools/benchmarks python -P tools/benchmarks/host_bar.py
 """
 
 from __future__ import annotations
