@@ -68,7 +68,7 @@ def _unknown_key(key: str, section: Any) -> str:
     if section.__name__ == "Phase":
         return f"unknown phase {key!r}.{did_you_mean(key, known) or ' Known: ' + ', '.join(known)}"
     if key in section.gone:
-        return f"unknown key. Take it out: {section.gone[key]}"
+        return f"unknown key. Take it out: {section.gone[key][1]}"
     if key in section.renamed:
         return f"unknown key. It is called `{nearest}` now"
     if nearest is not None:

@@ -93,8 +93,9 @@ class Section(BaseModel):
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""
-    gone: ClassVar[dict[str, str]] = {}
-    """Keys of earlier versions -> what a run does now without them."""
+    gone: ClassVar[dict[str, tuple[object, str]]] = {}
+    """Keys of earlier versions -> the value that every run has now, which recipes of earlier runs
+    may still say, and what it does."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -130,6 +131,9 @@ class Section(BaseModel):
     @classmethod
     def _with_all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Those of keys beside those of values; an unknown key tells whose section it is in."""
+        if isinstance(data, dict) and cls.gone:
+            said = {key for key, (value, _) in cls.gone.items() if data.get(key) == value}
+            data = {key: value for key, value in data.items() if key not in said}
         found = refused(cls.key_rules(data) if isinstance(data, dict) else ()).errors()
         try:
             made = handler(data)

@@ -15,9 +15,12 @@ class Training(Section):
     """How a phase trains. The recipe's `training` section sets it for all phases; a phase
     may differ."""
 
-    gone: ClassVar[dict[str, str]] = {
-        "not_finite": "a loss that is not finite ends the run, and bf16 and fp16 skip a step whose "
-        "gradients are not"
+    gone: ClassVar[dict[str, tuple[object, str]]] = {
+        "not_finite": (
+            "stop",
+            "a loss that is not finite ends the run, and bf16 and fp16 skip a step whose gradients "
+            "are not",
+        )
     }
 
     epochs: Count = 3

@@ -169,6 +169,12 @@ def test_a_resolved_recipe_loads_to_itself(data):
     assert Recipe.model_validate(parse(dump_recipe(recipe), "written")) == recipe
 
 
+def test_a_key_that_is_gone_may_say_what_every_run_does(load):
+    """Recipes of earlier runs have it: `predict`, `export` and `--resume` read them."""
+    stops = ["training.not_finite=stop", "phases.distil.not_finite=stop"]
+    assert load(*stops) == load()
+
+
 def test_overrides_reach_everything(load):
     recipe = load(
         "seed=7",
