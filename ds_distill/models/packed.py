@@ -80,7 +80,8 @@ def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) 
         "input_ids": view.input_ids[None],
         "position_ids": (view.position_ids + first_position(config))[None],
     }
-    if _takes_types(type(body)):
+    kind: Any = type(body)
+    if _takes_types(kind):
         types = view.token_type_ids
         types = torch.zeros_like(view.input_ids) if types is None else types
         inputs["token_type_ids"] = types[None]
@@ -130,10 +131,10 @@ def attend(
         if window is not None:
             place = torch.arange(end - start, device=q.device)
             near = (place[:, None] - place).abs() < window
-        own = (x[:, start:end] for x in (q, k, v))
+        own_q, own_k, own_v = (x[:, start:end] for x in (q, k, v))
         parts.append(
             F.scaled_dot_product_attention(
-                *own, attn_mask=near, scale=scale, enable_gqa=len(k) != len(q)
+                own_q, own_k, own_v, attn_mask=near, scale=scale, enable_gqa=len(k) != len(q)
             )
         )
     return torch.cat(parts, dim=1).transpose(0, 1)[None], None
@@ -151,13 +152,21 @@ def _flash(
     """FlashAttention, [T, A, D]. Without gradients torch's operation itself: the autograd layer of
     `varlen_attn` takes twice its time on the host, in each layer."""
     side = -1 if window is None else window - 1
-    of_lengths = query, key, value, cu_seqlens, cu_seqlens, longest, longest
     if torch.is_grad_enabled():
-        grouped = {} if key.shape[1] == query.shape[1] else {"enable_gqa": True}
-        whole = varlen_attn(*of_lengths, scale=scale, window_size=(side, side), **grouped)
+        grouped: dict[str, Any] = {} if key.shape[1] == query.shape[1] else {"enable_gqa": True}
+        lengths = cu_seqlens, cu_seqlens, longest, longest
+        whole = varlen_attn(
+            query, key, value, *lengths, scale=scale, window_size=(side, side), **grouped
+        )
         return cast(torch.Tensor, whole)
     found = torch.ops.aten._flash_attention_forward(
-        *of_lengths,
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
         0.0,  # dropout
         False,  # causal
         False,  # a mask for debugging
