@@ -91,7 +91,8 @@ def one_call(
 
 def take_paths_of_a_gpu(padded: bool) -> None:
     """Rivals' models have transformers' default attention, and ours, unless `padded`, read packed
-    views through `one_call`: as a custom operator of BERT's, as torch's `varlen_attn` is one."""
+    views through `one_call`: of BERT's with gradients, and in checkouts that have no `_flash` always,
+    as a custom operator, as torch's `varlen_attn` is one."""
 
     def model_of(
         setting: paths.Setting, folder: Path, name: str, world: World, *, ours: bool = False
@@ -99,7 +100,7 @@ def take_paths_of_a_gpu(padded: bool) -> None:
         options: dict[str, Any] = {"new_head": False, "attention": None}
         if ours and not padded:
             config = paths.load_config(str(folder / name))
-            options["attention"] = packed.packed_attention(config)
+            options["attention"] = paths.packed_attention(config)
         if setting.task == "masked-lm":
             return paths.load_model(paths.MASKED_LM, str(folder / name), **options)
         labels = [f"LABEL_{number}" for number in range(paths.CLASSES)]
@@ -109,12 +110,13 @@ def take_paths_of_a_gpu(padded: bool) -> None:
     if padded:
         return
     varlen = torch.library.custom_op("host_bar::varlen", one_call, mutates_args=())
-    own = packed.attend
+    own, direct = packed.attend, hasattr(packed, "_flash")
 
     def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         if (cu_seqlens := options.get("cu_seq_lens_q")) is None:
             return own(module, q, k, v, mask, **options)
-        return varlen(*(one[0].transpose(0, 1) for one in (q, k, v)), cu_seqlens)[None], None
+        call = varlen if torch.is_grad_enabled() or not direct else one_call
+        return call(*(one[0].transpose(0, 1) for one in (q, k, v)), cu_seqlens)[None], None
 
     def attend_deberta(*given: Any) -> torch.Tensor:
         q, k, v, _, _, view, *_ = given
