@@ -91,8 +91,8 @@ def one_call(
 
 def take_paths_of_a_gpu(padded: bool) -> None:
     """Rivals' models have transformers' default attention, and ours, unless `padded`, read packed
-    views through `one_call`: of BERT's with gradients, and in checkouts that have no `_flash` always,
-    as a custom operator, as torch's `varlen_attn` is one."""
+    views through `one_call`: of BERT's with gradients, and always in checkouts without `_flash`, as
+    a custom operator, as torch's `varlen_attn` is one."""
 
     def model_of(
         setting: paths.Setting, folder: Path, name: str, world: World, *, ours: bool = False
@@ -115,8 +115,10 @@ def take_paths_of_a_gpu(padded: bool) -> None:
     def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         if (cu_seqlens := options.get("cu_seq_lens_q")) is None:
             return own(module, q, k, v, mask, **options)
-        call = varlen if torch.is_grad_enabled() or not direct else one_call
-        return call(*(one[0].transpose(0, 1) for one in (q, k, v)), cu_seqlens)[None], None
+        q, k, v = (one[0].transpose(0, 1) for one in (q, k, v))
+        if direct and not torch.is_grad_enabled():
+            return one_call(q, k, v, cu_seqlens)[None], None
+        return varlen(q, k, v, cu_seqlens)[None], None
 
     def attend_deberta(*given: Any) -> torch.Tensor:
         q, k, v, _, _, view, *_ = given
