@@ -35,20 +35,16 @@ largest difference seen."""
 
 SCENARIOS = {
     # name: (task, batches, policy)
-    "zero0_fp32": ("classification", "even", "average"),
-    "zero1_fp32": ("classification", "even", "average"),
-    "zero2_fp32": ("classification", "even", "average"),
-    "zero3_fp32": ("classification", "even", "average"),
+    **{f"zero{stage}_fp32": ("classification", "even", "average") for stage in range(4)},
     "sharded_student": ("classification", "even", "average"),
     "expertise": ("classification", "opposed", "expertise"),
     "uneven_zero2": ("classification", "uneven", "average"),
     "uneven_zero3": ("classification", "uneven", "average"),
+    **{f"switch_zero{stage}": ("classification", "switch", "average") for stage in range(4)},
+    "switch_sharded_student": ("classification", "switch", "average"),
     **{
-        f"switch_{name}": ("classification", "switch", "average")
-        for name in ("zero0", "zero3", "sharded_student")
-    },
-    **{
-        f"many_labels_zero{stage}": ("classification", "many labels", "average") for stage in (0, 3)
+        f"many_labels_zero{stage}": ("classification", "many labels", "average")
+        for stage in range(4)
     },
     # The second teacher knows two of the four classes, one of them by two outputs.
     **{f"partial_zero{stage}": ("classification", "partial", "partial") for stage in (0, 3)},
@@ -59,41 +55,40 @@ SCENARIOS = {
     "masked_lm_zero3": ("masked-lm", "even", "average"),
     "masked_lm_sharded_student": ("masked-lm", "even", "average"),
     # Losses on attention alone, and of every token beside others; a rank without rows.
+    **{f"attention_zero{stage}": ("masked-lm", "attention", "average") for stage in range(4)},
     "attention_sharded_student": ("masked-lm", "attention", "average"),
-    # More words than the teacher knows, in the tied embeddings of a sharded student.
+    # More words than the teacher knows, in the tied embeddings of the student.
+    **{f"grown_zero{stage}": ("masked-lm", "grown", "average") for stage in range(4)},
     "grown_sharded_student": ("masked-lm", "grown", "average"),
+    **{f"tokens_zero{stage}": ("masked-lm", "tokens", "average") for stage in (1, 3)},
     "packed tokens": ("masked-lm", "tokens", "average"),
     # Teachers without padding; the first is a DeBERTa-v3, the second a RoBERTa.
     "packed other families": ("other families", "even", "average"),
     "packed uneven": ("classification", "uneven", "average"),
     "packed masked-lm": ("masked-lm", "even", "average"),
 }
+"""In fp32: compared with a plain loop."""
 
-LATER = {
-    **{f"attention_zero{stage}": ("masked-lm", "attention", "average") for stage in range(4)},
-    **{f"grown_zero{stage}": ("masked-lm", "grown", "average") for stage in range(4)},
-    **{f"tokens_zero{stage}": ("masked-lm", "tokens", "average") for stage in (1, 3)},
-    **{f"switch_zero{stage}": ("classification", "switch", "average") for stage in (1, 2)},
-    **{
-        f"many_labels_zero{stage}": ("classification", "many labels", "average") for stage in (1, 2)
-    },
-}
-"""Further scenarios, in launches of their own."""
+LOW = [*(f"zero{stage}_bf16" for stage in range(4)), *(f"zero{stage}_fp16" for stage in (1, 2, 3))]
+ALL = [*SCENARIOS, *LOW]
 
-EVEN = [f"zero{stage}_{precision}" for stage in range(4) for precision in ("fp32", "bf16")]
-EVEN += [f"zero{stage}_fp16" for stage in (1, 2, 3)]
+BASES = ["zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32", "zero0_bf16", "partial_zero3"]
+"""What others of a launch are compared with."""
+CHOSEN = [*BASES, "zero3_bf16", "zero2_fp16", "sharded_student", "expertise", "uneven_zero2"]
+CHOSEN += ["switch_zero0", "many_labels_zero1", "layers_zero3", "attention_sharded_student"]
+CHOSEN += ["grown_zero1", "packed tokens"]
+"""For `make test`: each stage, precision, kind of batch, loss and policy once. An engine takes as
+long as its steps, so that all stages with all kinds are a minute more."""
 FOUR = ["zero1_fp32", "zero3_fp32", "uneven_zero3", "switch_zero3", "partial_zero3"]
 FOUR += ["masked_lm_zero3", "packed uneven"]
 """With four ranks, one micro-batch for each of them."""
-ONE = sorted({*EVEN, *FOUR})
-"""With one rank, where nothing is in parts: the others come later."""
 
 LAUNCHES = {
-    "two_ranks": (2, [*EVEN, *(name for name in SCENARIOS if name not in EVEN)]),
-    "one_rank": (1, ONE),
+    "two_ranks": (2, CHOSEN),
+    "one_rank": (1, [f"zero{stage}_{name}" for stage in (0, 3) for name in ("fp32", "bf16")]),
     "four_ranks": (4, FOUR),
-    "two_ranks_later": (2, [*LATER]),
-    "one_rank_later": (1, [name for name in {**SCENARIOS, **LATER} if name not in ONE]),
+    "two_ranks_later": (2, [*BASES, *(name for name in ALL if name not in CHOSEN)]),
+    "one_rank_later": (1, ALL),
 }
 """By the name of their fixture."""
 IN_MAKE_TEST = ("two_ranks", "one_rank")
@@ -159,6 +154,26 @@ def one_rank_later(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return launch(tmp_path_factory.mktemp("stages"), "one_rank_later")
 
 
+@pytest.fixture
+def two(request: pytest.FixtureRequest) -> Launch:
+    """The launch of two ranks of the test's tier."""
+    further = request.node.get_closest_marker("further")
+    return request.getfixturevalue("two_ranks_later" if further else "two_ranks")
+
+
+@pytest.fixture
+def one(request: pytest.FixtureRequest) -> Launch:
+    """The launch of one rank of the test's tier."""
+    further = request.node.get_closest_marker("further")
+    return request.getfixturevalue("one_rank_later" if further else "one_rank")
+
+
+def stages(*numbers: int, kept: tuple[int, ...]) -> list[Any]:
+    """Stages as parameters; all but those that are kept are further ones."""
+    further = [pytest.mark.further]
+    return [pytest.param(n, marks=[] if n in kept else further) for n in numbers]
+
+
 def assert_same_losses(
     first: list[dict[str, float]], second: list[dict[str, float]], tolerance: float
 ) -> None:
@@ -170,24 +185,29 @@ def assert_same_losses(
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", FP32), ("bf16", BF16)])
-def test_stages_give_equal_losses(
-    two_ranks: Launch, stage: int, precision: str, tolerance: float
-) -> None:
-    ours, base = f"zero{stage}_{precision}", f"zero0_{precision}"
-    assert_same_losses(two_ranks.losses(ours), two_ranks.losses(base), tolerance)
+def test_stages_give_equal_losses(two_ranks: Launch, stage: int) -> None:
+    assert_same_losses(two_ranks.losses(f"zero{stage}_fp32"), two_ranks.losses("zero0_fp32"), FP32)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize(
-    "ranks", ["two_ranks", pytest.param("one_rank", marks=pytest.mark.further)]
-)
-def test_fp16_gives_the_losses_of_fp32(
-    stage: int, ranks: str, request: pytest.FixtureRequest
-) -> None:
-    run: Launch = request.getfixturevalue(ranks)
+@pytest.mark.parametrize("stage", stages(1, 2, 3, kept=(3,)))
+def test_stages_give_equal_losses_in_bf16(two: Launch, stage: int) -> None:
+    assert_same_losses(two.losses(f"zero{stage}_bf16"), two.losses("zero0_bf16"), BF16)
+
+
+def assert_fp16_as_fp32(run: Launch, stage: int) -> None:
     assert_same_losses(run.losses(f"zero{stage}_fp16"), run.losses(f"zero{stage}_fp32"), FP16)
     assert run.losses(f"zero{stage}_fp16") != run.losses(f"zero{stage}_fp32")
+
+
+@pytest.mark.parametrize("stage", stages(1, 2, 3, kept=(2,)))
+def test_fp16_gives_the_losses_of_fp32(two: Launch, stage: int) -> None:
+    assert_fp16_as_fp32(two, stage)
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fp16_gives_the_losses_of_fp32_on_one_rank(one_rank_later: Launch, stage: int) -> None:
+    assert_fp16_as_fp32(one_rank_later, stage)
 
 
 def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
@@ -198,18 +218,19 @@ def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
         assert held == pytest.approx(whole / 2, rel=0.02)
 
 
-def test_stages_are_equal_with_a_partial_teacher(two_ranks: Launch) -> None:
-    ours, base = (two_ranks.losses(f"partial_zero{stage}") for stage in (3, 0))
+@pytest.mark.further
+def test_stages_are_equal_with_a_partial_teacher(two_ranks_later: Launch) -> None:
+    ours, base = (two_ranks_later.losses(f"partial_zero{stage}") for stage in (3, 0))
     assert_same_losses(ours, base, FP32)
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_two_ranks_equal_one(two_ranks: Launch, one_rank: Launch, stage: int) -> None:
+@pytest.mark.parametrize("stage", stages(0, 1, 2, 3, kept=(0, 3)))
+def test_two_ranks_equal_one(two: Launch, one: Launch, stage: int) -> None:
     """In bf16; in fp32 both equal a plain loop."""
     for name in (f"zero{stage}_fp32", f"zero{stage}_bf16"):
-        assert two_ranks.results[name]["accumulation"] == 2
-        assert one_rank.results[name]["accumulation"] == 4
-    assert_same_losses(two_ranks.losses(name), one_rank.losses(name), BF16)
+        assert two.results[name]["accumulation"] == 2
+        assert one.results[name]["accumulation"] == 4
+    assert_same_losses(two.losses(name), one.losses(name), BF16)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +239,14 @@ def test_two_ranks_equal_one(two_ranks: Launch, one_rank: Launch, stage: int) ->
         pytest.param(ranks, name, marks=[] if ranks in IN_MAKE_TEST else [pytest.mark.further])
         for ranks, (_, names) in LAUNCHES.items()
         for name in names
-        if name in {**SCENARIOS, **LATER}
+        if name in SCENARIOS
     ],
 )
 def test_equals_a_plain_loop(scenario: str, ranks: str, request: pytest.FixtureRequest) -> None:
     """Losses of all steps, the gradient of the first over all rows together, and the weights
     after the last: what clipping, weight decay and the schedule made of the gradients."""
     run: Launch = request.getfixturevalue(ranks)
-    about = {**SCENARIOS, **LATER}[scenario]
+    about = SCENARIOS[scenario]
     plain = plain_loop(*about)
     assert_same_losses(run.losses(scenario), plain.losses, FP32)
     ours = run.tensors(scenario, "gradients")
@@ -255,8 +276,11 @@ def test_teachers_are_sharded_under_stage_3_alone(two_ranks: Launch, one_rank: L
         assert one_rank.results["zero3_fp32"]["held"][0][name] == pytest.approx(4 * numel, rel=0.02)
 
 
-def test_teachers_stay_as_they_are(two_ranks: Launch) -> None:
-    for scenario, result in two_ranks.results.items():
+@pytest.mark.parametrize(
+    "ranks", ["two_ranks", pytest.param("two_ranks_later", marks=pytest.mark.further)]
+)
+def test_teachers_stay_as_they_are(ranks: str, request: pytest.FixtureRequest) -> None:
+    for scenario, result in request.getfixturevalue(ranks).results.items():
         assert result["teachers_unchanged"], scenario
         assert result["teachers_in_eval"], scenario
         assert result["student_in_train"], scenario
