@@ -522,6 +522,7 @@ def test_accuracy_at_any_gap(
     assert ((losses - oracle).abs() <= slip * sums + slip**2 / 2).all()
 
 
+@pytest.mark.interpreted
 @pytest.mark.skipif(not INTERPRETED, reason="hardware rounds a product and its sum once")
 def test_accuracy_where_a_product_and_its_sum_are_rounded_apart(
     device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_indices_out_of_range_are_refused(case: Case) -> None:
             case.op(student, teacher, torch.tensor([0, value]))
 
 
+@pytest.mark.interpreted
 @pytest.mark.skipif(not INTERPRETED, reason="of the kernels: the references index tensors")
 def test_a_kernel_touches_no_row_outside() -> None:
     """A GPU's op asserts it later, where it takes the losses of the list. Of the cosine's, which
