@@ -64,6 +64,7 @@ def fine_tune_elsewhere(folder: Path, texts: Path, labels: list[str], seed: int)
     model.save_pretrained(folder)
 
 
+@pytest.mark.further
 def test_the_page_works_at_the_first_try(recipe: str, tmp_path: Path, ds_distill: Any) -> None:
     assert recipe.count("\n") <= MOST_LINES
     settings = yaml.safe_load(recipe)

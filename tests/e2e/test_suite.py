@@ -17,6 +17,7 @@ from ds_distill.cli import app
 from ds_distill.errors import UserError
 
 
+@pytest.mark.further
 def test_checkpoints_are_compared_and_a_broken_one_is_named(
     toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path, in_this_process: None
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_recipe_without_teachers_has_no_advice() -> None:
     assert list(advice(replace(made, jobs=[job], break_even=[]))) == []
 
 
+@pytest.mark.further
 def test_no_cache_is_advised_where_none_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms of every token, and a student that knows more words than its teacher."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

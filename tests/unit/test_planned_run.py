@@ -98,6 +98,7 @@ def test_a_cpu_run_has_no_plan() -> None:
     assert planned_device(world) is None
 
 
+@pytest.mark.further
 def test_results_have_the_plan_beside_the_truth(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

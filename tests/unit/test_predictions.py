@@ -359,6 +359,7 @@ def students(run: Path) -> dict[str, str]:
     return {name: found[name] for name in ("average", "expertise")}
 
 
+@pytest.mark.further
 def test_a_file_of_a_models_logits_teaches_what_the_model_does(
     toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
 ) -> None:
