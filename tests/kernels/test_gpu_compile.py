@@ -67,10 +67,14 @@ LIMITS = {
 }
 
 
+IN_MAKE_TEST = ("masked_kl", "attention_kl")
+"""One op of rows, and one of scores."""
+
+
 def tier(call: Call, target: str) -> list[pytest.MarkDecorator]:
     if (call.shape, call.dtype) not in FEW and not has_limit(call, target):
         return [pytest.mark.slow]
-    first = target == "sm_90" and call.dtype == torch.bfloat16
+    first = (target, call.dtype) == ("sm_90", torch.bfloat16) and call.op in IN_MAKE_TEST
     return [] if first else [pytest.mark.further]
 
 
