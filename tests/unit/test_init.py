@@ -387,7 +387,12 @@ def test_a_large_teacher_that_nobody_named_is_told(
 @pytest.mark.parametrize(
     ("machine", "batch", "wanted"),
     [
-        (["--gpu", "h100", "--gpus", "8"], None, {"deepspeed": "zero1_auto"}),
+        pytest.param(
+            ["--gpu", "h100", "--gpus", "8"],
+            None,
+            {"deepspeed": "zero1_auto"},
+            marks=pytest.mark.further,
+        ),
         (["--gpu", "t4"], 32, {"deepspeed": "zero1_fp16"}),
     ],
 )

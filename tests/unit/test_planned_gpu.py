@@ -24,7 +24,9 @@ WAITS_FOR_PYTHON = {("live", 32): 1.45, ("live", 64): 1.55}
 """Where the measured step takes longer than a plan may miss: docs/planning.md."""
 
 
-@pytest.mark.parametrize("size", [32, 64, 256, 1024])
+@pytest.mark.parametrize(
+    "size", [32, *(pytest.param(size, marks=pytest.mark.further) for size in (64, 256, 1024))]
+)
 def test_a_step_of_three_teachers(size: int) -> None:
     plan = planned_steps(HUB, STUDENT, CLASSES, LENGTH, size, 1, 1, GPUS["h200"], "zero1_bf16")
     rows = read_json(RESULTS / "step-classification-h200.json")["paths"]
@@ -46,7 +48,7 @@ def test_a_step_of_three_teachers(size: int) -> None:
             assert planned.computing > 0.8 * planned.step.total
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.further), 3])
 def test_four_micro_batches_in_one_engine(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At stage 3 teachers read them at once, at stage 1 one by one: so they did when it was
     measured."""
