@@ -384,7 +384,7 @@ def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill,
     ("teacher", "mend"),
     [
         ("wild", "in float16 alone: set the cache phase's dtype to float32"),
-        ("broken", "Its weights are damaged"),
+        pytest.param("broken", "Its weights are damaged", marks=pytest.mark.further),
     ],
 )
 def test_signals_that_are_not_finite_are_refused_with_their_locations(

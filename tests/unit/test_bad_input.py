@@ -276,6 +276,7 @@ def test_a_path_that_is_too_long_is_a_mistake(desk, monkeypatch, capfd):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kib", [300, *(pytest.param(kib, marks=SLOW) for kib in (60, 200, 600))])
 def test_no_space_left_is_reported_and_can_be_fixed(kib, desk, ds_distill, small_disk):
     place = small_disk(kib)

@@ -161,6 +161,7 @@ class Series:
             CacheReader(path).verify()
 
 
+@pytest.mark.further
 def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
     series = Series(tmp_path, seed=1)
     made = series.run(kills=50, by_time=False, ranks=lambda: 2, among_blocks=20)

@@ -199,6 +199,7 @@ def trials(place: Path, count: int, seed: int, syncs: bool) -> list[tuple[int, i
     return [tuple(outcome) for outcome in json.loads((place / "outcomes").read_text())]
 
 
+@pytest.mark.further
 def test_what_was_acknowledged_survives_power_cuts(place):
     outcomes = trials(place, count=25, seed=1, syncs=True)
     assert outcomes[0] == (BLOCKS, 0, True) and len(outcomes) == 25
@@ -208,6 +209,7 @@ def test_what_was_acknowledged_survives_power_cuts(place):
     assert sum(blocks > 0 and not done for blocks, _, done in outcomes) >= 10
 
 
+@pytest.mark.further
 def test_without_syncs_the_same_power_cuts_lose_blocks(place):
     """The check of the check."""
     assert total_lost(trials(place, count=5, seed=1, syncs=False)) > 0

@@ -18,6 +18,8 @@ from ds_distill.cache.compare import (
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.reporting.figures import plot_codecs
 
+pytestmark = pytest.mark.further
+
 
 def make_logits(rows, vocabulary, seed):
     generator = torch.Generator().manual_seed(seed)

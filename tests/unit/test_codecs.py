@@ -167,7 +167,10 @@ def test_topk_bytes(vocabulary):
         assert top.tail_log_prob[number] == tail
 
 
-@pytest.mark.parametrize("vocabulary", [2, 3, 255, 256, 1000, 30_522, 65_537, 200_000])
+@pytest.mark.parametrize(
+    "vocabulary",
+    [2, 3, 255, 256, 1000, 30_522, 65_537, pytest.param(200_000, marks=pytest.mark.further)],
+)
 def test_compact_bytes(vocabulary):
     logits = make_logits("normal", 7, vocabulary) * 2
     codec = CompactCodec(vocabulary, 1e-3, a_tail(vocabulary))

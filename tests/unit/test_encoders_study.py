@@ -22,6 +22,8 @@ from pages import shown
 
 from ds_distill.recipe import Recipe
 
+pytestmark = pytest.mark.further
+
 
 @pytest.mark.parametrize("name", methods(9))
 def test_every_method_is_a_recipe(name: str, tmp_path: Path) -> None:

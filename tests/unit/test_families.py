@@ -167,10 +167,13 @@ def test_padding_says_nothing(family: str) -> None:
     torch.testing.assert_close(*alone_and_padded(family), rtol=1e-3, atol=1e-4)
 
 
+TIER = {"bert": [], "luke": [pytest.mark.further]}
+
+
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in ("bert", "luke") else pytest.mark.slow)
+        pytest.param(name, marks=TIER.get(name, pytest.mark.slow))
         for name in (*MASKED_LM_FAMILIES, "rembert")
         if name not in NOT_CUT
     ],

@@ -32,6 +32,7 @@ def ranks_of(environment: dict[str, str]) -> list[psutil.Process]:
     return [one for one in left_of(environment) if "RANK" in one.environ()]
 
 
+@pytest.mark.further
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """All at once. `torchrun` alone shows what it does by itself: its ranks go on."""
     script = tmp_path / "rank.py"

@@ -77,12 +77,14 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@pytest.mark.further
 def test_the_installed_package_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     code = "import ds_distill, ds_kernels; print(ds_distill.__file__, ds_kernels.__file__)"
     for file in run(installed / "python", "-c", code, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)
 
 
+@pytest.mark.further
 def test_the_installed_command_finds_the_builtin_recipes(installed: Path, tmp_path: Path) -> None:
     command = installed / "ds-distill"
     listed = {line.split()[0] for line in run(command, "recipes", cwd=tmp_path).splitlines()}
@@ -91,6 +93,7 @@ def test_the_installed_command_finds_the_builtin_recipes(installed: Path, tmp_pa
     assert printed == (ROOT / "ds_configs" / "recipes" / "quickstart.yaml").read_text()
 
 
+@pytest.mark.further
 def test_the_installed_command_checks_a_builtin_recipe(
     installed: Path, toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ def test_the_installed_command_checks_a_builtin_recipe(
     assert "no mistakes found" in run(*command, cwd=tmp_path, **environment)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("place", ["checkout", "elsewhere"])
 def test_the_name_kernels_stays_free(place: str, installed: Path, tmp_path: Path) -> None:
     """transformers probes for the PyPI package `kernels`; the folder of that name here must not

@@ -396,6 +396,7 @@ def attentions_differ():
     return largest
 
 
+@pytest.mark.further
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
 def test_flashdebertas_kernel_is_the_plain_attention():

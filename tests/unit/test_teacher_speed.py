@@ -17,6 +17,8 @@ from transformers import AutoModel
 
 from ds_distill.run.environment import describe_environment
 
+pytestmark = pytest.mark.further
+
 NAMES = list(configurations())
 
 
