@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FILES = [
     path
@@ -131,13 +133,18 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def test_each_private_name_is_listed_with_its_reason() -> None:
-    new = [(name, place) for name, place in uses() if name not in {**PRIVATE, **MODULES}]
+@pytest.fixture(scope="module")
+def used() -> list[tuple[str, str]]:
+    return [*uses()]
+
+
+def test_each_private_name_is_listed_with_its_reason(used: list[tuple[str, str]]) -> None:
+    new = [(name, place) for name, place in used if name not in {**PRIVATE, **MODULES}]
     assert new == [], "use what is public, or list it here with the reason"
 
 
-def test_nothing_is_listed_that_is_not_used() -> None:
-    assert {**PRIVATE, **MODULES}.keys() - {name for name, _ in uses()} == set()
+def test_nothing_is_listed_that_is_not_used(used: list[tuple[str, str]]) -> None:
+    assert {**PRIVATE, **MODULES}.keys() - {name for name, _ in used} == set()
 
 
 def test_a_new_use_is_found() -> None:
