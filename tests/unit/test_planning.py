@@ -40,11 +40,15 @@ MASKED: dict[str, Any] = {"type": "masked-lm", "data": {"path": "data"}, "max_le
 NUMBERED = MASKED | {"masking": {"variants": 2}}
 
 
-@pytest.fixture(autouse=True)
-def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
+def no_data(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
         planning, "split_facts", lambda recipe, task, split: SplitFacts(split, 1000, 20.0)
     )
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_data(monkeypatch)
 
 
 def recipe_file(folder: Path, **changes: Any) -> Path:
@@ -71,13 +75,21 @@ def planned(folder: Path, *overrides: str, gpus: int = 4, gpu: str = "l4", **cha
     return Planner(recipe, find_device(gpu, gpus), gpus).plan()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Of the recipe as it stands."""
+    with pytest.MonkeyPatch.context() as patch:
+        no_data(patch)
+        return planned(tmp_path_factory.mktemp("plain"))
+
+
 def test_a_slow_rate_is_not_0() -> None:
     assert [rate(speed) for speed in (0.034, 2.0, 12.3, 45_678.9)] == ["0.034", "2", "12", "45,679"]
 
 
-def test_frozen_teachers_have_no_gradient_and_no_optimizer(tmp_path: Path) -> None:
+def test_frozen_teachers_have_no_gradient_and_no_optimizer(plain: Plan) -> None:
     """16 bytes for each weight of the student and its two projections; of teachers 2, sharded."""
-    [job] = planned(tmp_path).jobs
+    [job] = plain.jobs
     student, teacher = 4_386_307, 11_171_587
     states, trained = job.chosen.states, student + 2 * 128 * 256
     assert states.optimizer == pytest.approx(12 * trained / 4, rel=0.001)
@@ -87,8 +99,8 @@ def test_frozen_teachers_have_no_gradient_and_no_optimizer(tmp_path: Path) -> No
         assert share == pytest.approx(2 * teacher / 4, rel=0.001)
 
 
-def test_live_teachers_are_whole_below_stage_3_and_a_cache_has_none(tmp_path: Path) -> None:
-    [job] = planned(tmp_path).jobs
+def test_live_teachers_are_whole_below_stage_3_and_a_cache_has_none(plain: Plan) -> None:
+    [job] = plain.jobs
     assert len(job.others) == 16  # live or cached, four stages, checkpointing or not
     for other in job.others:
         held = sum(other.states.teachers.values())
@@ -113,8 +125,8 @@ def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
     assert "fp16 or fp32" in planned(tmp_path, gpu="t4").notes[0]
 
 
-def test_a_cache_that_no_phase_reads_is_not_planned(tmp_path: Path) -> None:
-    assert planned(tmp_path).caches == []
+def test_a_cache_that_no_phase_reads_is_not_planned(plain: Plan, tmp_path: Path) -> None:
+    assert plain.caches == []
     [cache] = planned(tmp_path, "phases.distil.teachers=cached").caches
     assert cache.bytes_per_example == 2 * (3 + 256) * 2 + 16
     assert cache.bytes == 1000 * cache.bytes_per_example
@@ -168,6 +180,7 @@ def test_a_plan_says_where_a_gpu_waits_for_python(tmp_path: Path) -> None:
     assert small.to_json()["jobs"][0]["chosen"]["computing"] == own[0].computing
 
 
+@pytest.mark.further
 def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path) -> None:
     [job] = planned(tmp_path, "task.max_length=256", "training.batch_size=512").jobs
     own = job.chosen
@@ -182,6 +195,7 @@ def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path) -> None:
     assert again.chosen.choice.checkpointing
 
 
+@pytest.mark.further
 def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
     [pays] = planned(tmp_path, "training.batch_size=256", "deepspeed=zero1_bf16").break_even
     assert pays.live_of_cached > 1.2
@@ -239,6 +253,7 @@ def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
     assert passes(6) == pytest.approx(6 * passes(1))
 
 
+@pytest.mark.further
 def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
     task = NUMBERED
     phases = [{"distil": {"losses": {"kl": {}}}}]
@@ -381,6 +396,7 @@ def test_questions_are_planned(tmp_path: Path) -> None:
     assert pays.passes < pays.in_recipe == 2
 
 
+@pytest.mark.further
 def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
     """Beside a teacher: its states and the inputs of its attention, until the loss."""
     task = MASKED
@@ -431,6 +447,7 @@ def test_of_sharded_teachers_the_bound_and_the_one_that_passes_it_are_whole(
     assert states.buffers == whole * 4
 
 
+@pytest.mark.further
 def test_weights_that_rest_are_groups_of_their_own(tmp_path: Path) -> None:
     """Of three ranks' shares each is padded by itself."""
     losses = {"hidden_mse": {"until": 0.5}, "kl": {"from": 0.5}}
