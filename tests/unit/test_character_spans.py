@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
@@ -123,7 +124,7 @@ def kept_tokens(tokenizer: Any, row: dict[str, Any], length: int) -> dict[int, i
     return found
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.further)])
+@pytest.mark.parametrize("count", draws(60))
 def test_the_same_words_are_in_every_view_and_come_back_to_the_same_characters(
     real: dict[str, Any], count: int
 ) -> None:
@@ -386,7 +387,7 @@ def values(found: SpanPredictions) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.further)])
+@pytest.mark.parametrize("count", draws(60))
 def test_scores_are_those_of_characters(
     real: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, count: int
 ) -> None:

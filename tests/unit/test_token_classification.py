@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
+from draws import draws
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
@@ -94,7 +95,7 @@ def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------- words in views
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.further)])
+@pytest.mark.parametrize("count", draws(150))
 def test_the_same_words_count_in_every_view(real: dict[str, Any], count: int) -> None:
     """Words are cut one by one, so what each has alone says where its first token stands."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from draws import draws
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import make_tiny_bert
@@ -111,14 +112,18 @@ texts = st.lists(
 ).flatmap(lambda parts: st.sampled_from([" ", "  ", "\n"]).map(lambda blank: blank.join(parts)))
 
 
-@settings(max_examples=150, deadline=None)
-@given(many=st.lists(texts, min_size=1, max_size=4), max_length=st.integers(8, 14))
-@example(many=["a" * 100], max_length=8)
-@example(many=["a b c d e f g h a", "a" * 7 + " b"], max_length=8)
-@example(many=[" " * 50, "", "\n a b c d e f g h\n"], max_length=8)
-def test_windows_of_random_texts(many, max_length, small):
-    data = split_long(dataset(many), [small], max_length)
-    check_all(many, data, [small], max_length)
+@pytest.mark.parametrize("count", draws(150))
+def test_windows_of_random_texts(count, small):
+    @settings(max_examples=count, deadline=None)
+    @given(many=st.lists(texts, min_size=1, max_size=4), max_length=st.integers(8, 14))
+    @example(many=["a" * 100], max_length=8)
+    @example(many=["a b c d e f g h a", "a" * 7 + " b"], max_length=8)
+    @example(many=[" " * 50, "", "\n a b c d e f g h\n"], max_length=8)
+    def check(many, max_length):
+        data = split_long(dataset(many), [small], max_length)
+        check_all(many, data, [small], max_length)
+
+    check()
 
 
 HOSTILE = st.sampled_from(
@@ -137,18 +142,22 @@ HOSTILE = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    parts=st.lists(st.one_of(HOSTILE, words, st.text(max_size=6)), max_size=12),
-    blank=st.sampled_from([" ", "  ", "\n", " \u0301", ""]),
-    chosen=st.sets(st.integers(0, 6), min_size=1, max_size=3),
-    max_length=st.integers(8, 20),
-)
-def test_windows_of_hostile_texts_by_real_tokenizers(parts, blank, chosen, max_length, real):
-    text = blank.join(parts)
-    tokenizers = [list(real.values())[number] for number in sorted(chosen)]
-    data = split_long(dataset([text]), tokenizers, max_length)
-    check_all([text], data, tokenizers, max_length)
+@pytest.mark.parametrize("count", draws(40))
+def test_windows_of_hostile_texts_by_real_tokenizers(count, real):
+    @settings(max_examples=count, deadline=None)
+    @given(
+        parts=st.lists(st.one_of(HOSTILE, words, st.text(max_size=6)), max_size=12),
+        blank=st.sampled_from([" ", "  ", "\n", " \u0301", ""]),
+        chosen=st.sets(st.integers(0, 6), min_size=1, max_size=3),
+        max_length=st.integers(8, 20),
+    )
+    def check(parts, blank, chosen, max_length):
+        text = blank.join(parts)
+        tokenizers = [list(real.values())[number] for number in sorted(chosen)]
+        data = split_long(dataset([text]), tokenizers, max_length)
+        check_all([text], data, tokenizers, max_length)
+
+    check()
 
 
 def check_all(many: list[str], data: datasets.Dataset, tokenizers: list, max_length: int) -> None:
