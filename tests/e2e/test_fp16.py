@@ -128,7 +128,9 @@ def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_
     ("settings", "said"),
     [
         ({"initial_scale_power": 40, "min_loss_scale": 2**36}, "loss scale of 6.87195e"),
-        ({"loss_scale": 1e30}, "50 steps one after the other"),
+        pytest.param(
+            {"loss_scale": 1e30}, "50 steps one after the other", marks=pytest.mark.further
+        ),
     ],
 )
 def test_a_training_that_only_skips_ends_with_advice(run, computes_fp16, settings, said):

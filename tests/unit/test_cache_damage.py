@@ -53,6 +53,11 @@ def verify(path: Path) -> None:
     CacheReader(path).verify()
 
 
+@pytest.mark.parametrize(
+    "cache",
+    [pytest.param(SMALL, id="rows", marks=pytest.mark.further), pytest.param(LISTS, id="lists")],
+    indirect=True,
+)
 def test_a_flip_of_any_byte_of_a_shard_is_found(cache):
     draw, tried = random.Random(0), 0
     for teacher, held in manifest_of(cache)["teachers"].items():
