@@ -91,16 +91,9 @@ def decoded_rows() -> int:
     )
 
 
-@pytest.mark.parametrize(
-    ("codec", "looks", "micro_batch"),
-    [
-        pytest.param(codec, looks, size, marks=[] if pairwise else [pytest.mark.further])
-        for codec in (COMPACT, None)
-        for looks in (False, True)
-        for size in (8, 32)
-        for pairwise in [(codec is None) == (looks == (size == 32))]
-    ],
-)
+@pytest.mark.parametrize("micro_batch", [8, 32])
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("codec", [COMPACT, None])
 @pytest.mark.usefixtures("new_objects_alone")
 def test_one_micro_batch_is_decoded_at_a_time(
     world: World, codec: dict[str, Any] | None, looks: bool, micro_batch: int
