@@ -92,18 +92,16 @@ def decoded_rows() -> int:
 
 
 @pytest.mark.parametrize("micro_batch", [8, 32])
-@pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("codec", [COMPACT, None])
 @pytest.mark.usefixtures("new_objects_alone")
 def test_one_micro_batch_is_decoded_at_a_time(
-    world: World, codec: dict[str, Any] | None, looks: bool, micro_batch: int
+    world: World, codec: dict[str, Any] | None, micro_batch: int
 ) -> None:
     """Whatever a step's batch: decoded, it is [rows, V] in float32. The losses are the same."""
     micro_batches = [batch_of(micro_batch, seed, codec) for seed in range(ROWS // micro_batch)]
-    leave_out = (lambda *_: pytest.fail("all losses are finite")) if looks else None
     engine, alive = engine_of(world, micro_batch), []
     hook = engine.bundle.register_forward_pre_hook(lambda *_: alive.append(decoded_rows()))
-    losses = [engine.train_step(micro_batches, leave_out)["loss"] for _ in range(2)]
+    losses = [engine.train_step(micro_batches)["loss"] for _ in range(2)]
     assert {*alive} == {micro_batch}
     hook.remove()
     engine.close()
@@ -111,7 +109,7 @@ def test_one_micro_batch_is_decoded_at_a_time(
     other = engine_of(world, micro_batch)
     whole = [batch.to("cpu") for batch in micro_batches]
     assert all(batch.signals["t"].logits.dtype == torch.float32 for batch in whole)
-    assert losses == [other.train_step(whole, leave_out)["loss"] for _ in range(2)]
+    assert losses == [other.train_step(whole)["loss"] for _ in range(2)]
     other.close()
 
 
@@ -219,7 +217,8 @@ class Operations(TorchDispatchMode):
 
 
 def tensors(decoded: Any) -> list[torch.Tensor]:
-    return [decoded] if isinstance(decoded, torch.Tensor) else [*vars(decoded).values()]
+    held = [decoded] if isinstance(decoded, torch.Tensor) else vars(decoded).values()
+    return [one for one in held if isinstance(one, torch.Tensor)]
 
 
 def test_tables_are_copied_to_a_device_once() -> None:
