@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import budget
 import hypothesis
 import numpy as np
 import pytest
@@ -54,6 +55,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 ENDS = "DS_DISTILL_TESTS_END"
 """Environment variable: the time, in seconds since 1970, from which on `further` tests are skipped.
 CI sets it: its machines differ by twice in speed, and its time does not."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    budget.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import counted
+
 
 class Warm:
     """The process; it is started by the first command."""
@@ -30,13 +32,16 @@ class Warm:
     ) -> subprocess.CompletedProcess[str]:
         """As subprocess.run of `python -m ds_distill` with captured output."""
         if self._server is None:
-            self._server = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env=self._environment,
-            )
+            with counted.aside("warm"):
+                self._server = subprocess.Popen(
+                    [sys.executable, __file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    env=self._environment,
+                )
+                assert self._server.stdout
+                self._server.stdout.readline()  # it has loaded the libraries
         assert self._server.stdin and self._server.stdout
         with tempfile.TemporaryDirectory() as folder:
             shown = [str(Path(folder) / name) for name in ("out", "err")]
@@ -68,6 +73,7 @@ def serve() -> None:
 
     answers, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(2, 1)  # what libraries print is no answer
+    print("ready", file=answers, flush=True)
     for line in iter(requests.readline, ""):
         child = os.fork()
         if child == 0:
