@@ -13,6 +13,7 @@ from typing import Any
 import budget
 import counted
 import pytest
+from warm import Warm
 
 TESTS = Path(__file__).parents[1]
 
@@ -144,6 +145,21 @@ def test_counts_are_the_same_in_any_order_and_on_any_workers(
 
 def test_this_run_counts():
     assert counted.is_on()
+
+
+def test_what_the_warm_process_loads_is_no_tests_own(monkeypatch):
+    said = []
+
+    def start(*_: Any, **__: Any) -> None:
+        said.append("start")
+        raise OSError
+
+    monkeypatch.setattr(counted, "note", said.append)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(OSError):
+        Warm({}).run([])
+    own = "=test\ttests/unit/test_budget.py"
+    assert [line.split("\n")[-1] for line in said] == ["=test\tfixture warm", "start", own]
 
 
 @pytest.mark.parametrize(
