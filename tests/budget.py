@@ -177,6 +177,9 @@ def mistakes(tiers: dict[str, Any], budget: dict[str, Any]) -> list[str]:
 
 def report(tiers: dict[str, Any], weights: dict[str, float]) -> Iterator[str]:
     """What the weights explain of real processor seconds. Nothing depends on it."""
+    import numpy as np
+    from scipy.optimize import nnls
+
     for name, files in tiers.items():
         sums: Counter[str] = Counter()
         for counts in files.values():
@@ -190,6 +193,10 @@ def report(tiers: dict[str, Any], weights: dict[str, float]) -> Iterator[str]:
             file: (weight(counts, weights) / 1000, counts.get(SECONDS, 0.0))
             for file, counts in files.items()
         }
+        table = np.array([[counts.get(kind, 0) for kind in weights] for counts in files.values()])
+        fitted, _ = nnls(table, np.array([counts.get(SECONDS, 0.0) for counts in files.values()]))
+        best = {kind: round(each * 1000, 1) for kind, each in zip(weights, fitted, strict=True)}
+        yield f"  weights that fit these seconds best: {json.dumps(best)}"
         both = sum(min(pair) for pair in pairs.values())
         yield f"  explained, file by file: {both / max(sums[SECONDS], 1e-9):.0%}"
         furthest = sorted(pairs, key=lambda file: -abs(pairs[file][0] - pairs[file][1]))

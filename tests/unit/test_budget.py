@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,11 @@ def test_other(of_a_file):
 """,
     "test_second.py": """
 import pytest, subprocess, sys
-from hypothesis import given, settings, strategies
+from hypothesis import assume, given, settings, strategies
 def test_three(of_a_file, of_all): subprocess.run([sys.executable, "-c", ""])
 @settings(max_examples=7, derandomize=True, database=None)
 @given(strategies.integers())
-def test_four(number): pass
+def test_four(number): assume(number % 3)  # one drawn in vain is none
 @pytest.mark.further
 def test_later(): subprocess.run([sys.executable, "-c", ""])
 """,
@@ -143,8 +145,18 @@ def test_counts_are_the_same_in_any_order_and_on_any_workers(
         assert {file: of for file, of in kinds.items() if of} == lines
 
 
-def test_this_run_counts():
+@pytest.mark.parametrize("name", counted.KINDS)
+def test_this_run_counts(name):
     assert counted.is_on()
+    module = pytest.importorskip(name)
+    for path in counted.KINDS[name]:
+        assert hasattr(attrgetter(path)(module), "__wrapped__"), path
+
+
+def test_each_kind_has_a_weight():
+    said = Path(counted.__file__).read_text()
+    weights = json.loads(budget.BUDGET.read_text())["weights_ms"]
+    assert {*re.findall(r'"#(\w+)', said), "cases"} == {*weights}
 
 
 def test_what_the_warm_process_loads_is_no_tests_own(monkeypatch):
