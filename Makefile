@@ -1,5 +1,5 @@
 # make quickstart   install into .venv and run the quickstart; ends with the path of report.html
-# make test         the test suite: an example of everything
+# make test         the test suite: an example of everything, within tests/budget.json
 # make test-all     the tests that `make test` leaves out: further examples of the same
 # make test-slow    the series that take minutes each
 # make lint types   what CI checks beside the tests
