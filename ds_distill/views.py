@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -114,12 +115,15 @@ class PackedView:
     """int64 [n]: positions in [0, T) of the rows. None: each example is a row."""
     candidates: torch.Tensor | None = None
     """int64 [B, K]: as of a padded view."""
+    host_cu_seqlens: tuple[int, ...] | None = None
+    """cu_seqlens as Python ints, for who would else wait for a device to tell. None: not known."""
 
     @staticmethod
     def of(view: PaddedView) -> PackedView:
         """The same examples and rows; no row may be at padding."""
         real = view.attention_mask.bool()
         lengths = real.sum(1)
+        on_host = lengths.tolist()
         positions = None
         if view.positions is not None:
             positions = (real.flatten().cumsum(0) - 1)[view.positions]
@@ -128,10 +132,11 @@ class PackedView:
             input_ids=view.input_ids[real],
             position_ids=(real.cumsum(1) - 1)[real],
             cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
-            max_seqlen=int(lengths.max()),
+            max_seqlen=max(on_host),
             token_type_ids=None if types is None else types[real],
             positions=positions,
             candidates=view.candidates,
+            host_cu_seqlens=(0, *accumulate(on_host)),
         )
 
     @property
@@ -231,10 +236,14 @@ def _join_padded(views: list[PaddedView]) -> PaddedView:
 
 def _join_packed(views: list[PackedView]) -> PackedView:
     positions, ends, before = [], [views[0].cu_seqlens[:1]], 0
+    on_host: tuple[int, ...] | None = (0,)
     for view in views:
         if view.positions is not None:
             positions.append(view.positions + before)
         ends.append(view.cu_seqlens[1:] + before)
+        own = view.host_cu_seqlens
+        if on_host is not None:
+            on_host = None if own is None else (*on_host, *(end + before for end in own[1:]))
         before += len(view.input_ids)
     types = [view.token_type_ids for view in views if view.token_type_ids is not None]
     return PackedView(
@@ -245,6 +254,7 @@ def _join_packed(views: list[PackedView]) -> PackedView:
         torch.cat(types) if types else None,
         torch.cat(positions) if positions else None,
         _padded([view.candidates for view in views], -1),
+        on_host,
     )
 
 

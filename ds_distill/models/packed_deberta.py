@@ -8,6 +8,9 @@ elsewhere. Source: He et al. 2021 (DeBERTa), equation 4.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,11 +33,14 @@ def last_states(body: Any, view: PackedView, captured: Captured) -> torch.Tensor
     )[0]
     relative = body.encoder.get_rel_embedding()
     captured.keep(0, hidden[None])
-    for number, layer in enumerate(body.encoder.layer, start=1):
-        context = _attention(layer.attention.self, hidden, relative, view)
-        attended = layer.attention.output(context, hidden)
-        hidden = layer.output(layer.intermediate(attended), attended)
-        captured.keep(number, hidden[None])
+    on_kernel = _on_kernel(hidden)
+    attend = flash_attention if on_kernel else plain_attention
+    with _tiles(view, body.config) if on_kernel else nullcontext(view) as view:
+        for number, layer in enumerate(body.encoder.layer, start=1):
+            context = _attention(layer.attention.self, hidden, relative, view, attend)
+            attended = layer.attention.output(context, hidden)
+            hidden = layer.output(layer.intermediate(attended), attended)
+            captured.keep(number, hidden[None])
     return hidden
 
 
@@ -44,12 +50,17 @@ def parts_called(layer: Any) -> list[nn.Module]:
 
 
 def _attention(
-    module: Any, hidden: torch.Tensor, relative: torch.Tensor, view: PackedView
+    module: Any,
+    hidden: torch.Tensor,
+    relative: torch.Tensor,
+    view: PackedView,
+    attend: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Disentangled attention within examples: [T, H] to [T, H].
 
     module: transformers' DisentangledSelfAttention.
     relative: the relative position embeddings.
+    attend: `flash_attention` or `plain_attention`.
     """
     heads = module.num_attention_heads
 
@@ -70,10 +81,55 @@ def _attention(
         position_query = split(own, table).transpose(0, 1)
     terms = 1 + (position_key is not None) + (position_query is not None)
     scale = 1 / math.sqrt(query.shape[-1] * terms)
-    on_kernel = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    attend = flash_attention if on_kernel else plain_attention
     context = attend(query, key, value, position_key, position_query, view, module, scale)
     return context.flatten(1)
+
+
+def _on_kernel(states: torch.Tensor) -> bool:
+    """Whether flashdeberta's kernel takes what the projections of these states are."""
+    cast = torch.is_autocast_enabled(states.device.type)
+    dtype = torch.get_autocast_dtype(states.device.type) if cast else states.dtype
+    return states.is_cuda and dtype in (torch.bfloat16, torch.float16)
+
+
+class _Known(torch.Tensor):
+    """Numbers on a device that Python has too: flashdeberta asks for them in each layer, and the
+    host would wait for all that the GPU has still to do."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # a plain tensor in all else
+    numbers: tuple[int, ...]
+
+    def tolist(self) -> list[int]:
+        return [*self.numbers]
+
+
+@contextmanager
+def _tiles(view: PackedView, config: Any) -> Iterator[PackedView]:
+    """The view for a pass of flashdeberta: within, its map of tiles is there, made on the device
+    without a wait. A launch that needs smaller tiles, and a backward pass, make their own."""
+    from flashdeberta.ops import flash_attention_varlen as ops
+
+    known = view.host_cu_seqlens
+    if known is None:
+        yield view
+        return
+    ends = view.cu_seqlens.as_subclass(_Known)
+    ends.numbers = known
+    width, longest = config.hidden_size // config.num_attention_heads, view.max_seqlen
+    tile = ops.get_fwd_config(known[-1], longest, longest, width, False)[0]
+    count = sum(-(-(end - start) // tile) for start, end in pairwise(known))
+    starts = view.cu_seqlens.long()
+    tiles = (starts.diff() + tile - 1) // tile
+    examples = torch.arange(len(tiles), device=starts.device)
+    example = examples.repeat_interleave(tiles, output_size=count)
+    first = tiles.cumsum(0) - tiles  # of each example
+    within = torch.arange(count, device=starts.device) - first[example]
+    key = known, len(tiles), tile, starts.device
+    ops._mid_tensor_cache[key] = example, starts[example] + tile * within, count
+    try:
+        yield replace(view, cu_seqlens=ends)
+    finally:
+        ops._mid_tensor_cache.pop(key, None)
 
 
 def flash_attention(
@@ -123,7 +179,7 @@ def plain_attention(
     """
     slots = _slots(view.max_seqlen, module).to(query.device)
     contexts = []
-    for start, end in pairwise(view.cu_seqlens.tolist()):
+    for start, end in pairwise(view.host_cu_seqlens or view.cu_seqlens.tolist()):
         q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
         slot = slots[: end - start, : end - start].expand(len(q), -1, -1)
         scores = q @ k.mT

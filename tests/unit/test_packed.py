@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import accumulate
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from ds_distill.models import packed_deberta, packing
+from ds_distill.models.capture import Captured
 from ds_distill.models.encoder import classifier_logits, read_signals
-from ds_distill.models.packed import ATTENTION, _flash, attend
+from ds_distill.models.packed import ATTENTION, _flash, attend, packed_states
 from ds_distill.models.packing import packed_attention, packed_backend, takes_packed
 from ds_distill.reads import Reads
 from ds_distill.types import Batch
@@ -199,7 +202,8 @@ def test_a_packed_view_holds_the_same_examples_and_rows(lengths, types, seed):
     view = padded_view(lengths, types=types, rows=True, seed=seed)
     packed = PackedView.of(view).to(CPU)
     assert packed.max_seqlen == max(lengths) and packed.cu_seqlens.dtype == torch.int32
-    assert packed.cu_seqlens.tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    assert packed.cu_seqlens.tolist() == [*packed.host_cu_seqlens] == ends
     for example, length in enumerate(lengths):
         own = slice(packed.cu_seqlens[example], packed.cu_seqlens[example + 1])
         assert torch.equal(packed.input_ids[own], view.input_ids[example, :length])
@@ -371,8 +375,8 @@ KERNEL = """
 import contextlib, sys, torch
 sys.path[:0] = [{here!r}, {here!r} + "/.."]
 torch.cuda.device = contextlib.nullcontext  # the launch chooses its device, and here is none
-from test_packed import attentions_differ
-print(attentions_differ())
+from test_packed import attentions_differ, passes_differ
+print(max(attentions_differ(), passes_differ()))
 """
 
 
@@ -396,6 +400,16 @@ def attentions_differ():
     return largest
 
 
+def passes_differ():
+    """Whole passes likewise, with a map of tiles that is made once."""
+    _, model = models("deberta-v3", tr.AutoModel)
+    view = PackedView.of(padded_view([9, 1, 30, 70]))
+    with torch.no_grad():
+        plain = packed_states(model, view, Captured(Reads(), LAYERS))
+        packed_deberta._on_kernel = lambda states: True
+        return float((packed_states(model, view, Captured(Reads(), LAYERS)) - plain).abs().max())
+
+
 @pytest.mark.further
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
@@ -410,6 +424,45 @@ def test_flashdebertas_kernel_is_the_plain_attention():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout.splitlines()[-1]) < 1e-5
+
+
+def tile_maps(monkeypatch, lengths, device, passes=1):
+    """The maps that flashdeberta's launches are given, where nothing is computed."""
+    ops = pytest.importorskip("flashdeberta.ops.flash_attention_varlen")
+    found = []
+
+    def launch(kernel, key, config, make_launch):
+        (count, _), args, _ = make_launch(*config[:2])
+        found.append((*args[11:13], count, config[0]))
+
+    monkeypatch.setattr(ops, "launch", launch)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(packed_deberta, "_on_kernel", lambda states: True)
+    model = tr.AutoModel.from_config(CONFIGS["deberta-v3"]).eval().to(device)
+    view = PackedView.of(padded_view(lengths)).to(device)
+    with torch.no_grad():
+        for _ in range(passes):
+            packed_states(model, view, Captured(Reads(), LAYERS))
+    assert not ops._mid_tensor_cache
+    return found
+
+
+@pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
+def test_flashdeberta_asks_no_device_for_lengths(monkeypatch):
+    """Where tensors have no numbers, and asking is an error; the map is made once a pass."""
+    found = tile_maps(monkeypatch, [9, 1, 30], "meta", passes=2)
+    assert len(found) == 2 * LAYERS and len({id(one[0]) for one in found}) == 2
+
+
+@pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
+@pytest.mark.parametrize("lengths", [[1], [64, 64], [130, 1, 65, 63], [3, 200]])
+def test_the_map_of_tiles_is_flashdebertas_own(monkeypatch, lengths):
+    ops = pytest.importorskip("flashdeberta.ops.flash_attention_varlen")
+    ends = (0, *accumulate(lengths))
+    for example, start, count, tile in tile_maps(monkeypatch, lengths, "cpu"):
+        own = ops._get_mid_cached(ends, len(lengths), tile)
+        assert (tuple(example.tolist()), tuple(start.tolist()), count) == own
+        assert example.dtype == start.dtype == torch.int64
 
 
 @pytest.mark.parametrize("gradients", [False, True])

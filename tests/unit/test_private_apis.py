@@ -41,6 +41,8 @@ PRIVATE = {
     "_C": "torch: where the next name stands",
     "_are_functorch_transforms_active": "torch: whether torch.func runs, whose derivatives of "
     "these ops would be wrong",
+    "_disabled_torch_function_impl": "torch: operations on a subclass of Tensor then make plain "
+    "tensors",
     "_external_params": "deepspeed: weights of other modules that a module reads",
     "_is_mkldnn_bf16_supported": "torch: the only word on whether a CPU computes in bf16",
     "_attn_implementation": "transformers: which attention a loaded model has",
@@ -55,6 +57,7 @@ PRIVATE = {
     "_scaled_dot_product_flash_attention_for_cpu": "torch: the operator of fused attention that "
     "runs on the meta device",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "torch: its backward pass",
+    "_mid_tensor_cache": "flashdeberta: where its map of tiles is looked up, in each layer",
     "_unsafe_view": "torch: an operator that moves nothing, which a trace must know",
     "_PartitionedParameterCoordinator__params_to_release": "deepspeed: a method's cache, which "
     "keeps every engine of stage 3",
