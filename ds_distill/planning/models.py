@@ -313,9 +313,9 @@ def _flashdeberta(
     query, key = split(module.query_proj, hidden), split(module.key_proj, hidden)
     value = split(module.value_proj, hidden)
     table = rel_embeddings[: 2 * module.pos_ebd_size]
-    positions = split(module.query_proj, table), split(module.key_proj, table)
+    # Kept, as a frozen teacher's are.
+    module.positions = split(module.query_proj, table), split(module.key_proj, table)
     context, _ = _fused(module, query, key, value, mask)
-    del positions
     return context.flatten(2), None
 
 

@@ -465,6 +465,74 @@ def test_the_map_of_tiles_is_flashdebertas_own(monkeypatch, lengths):
         assert example.dtype == start.dtype == torch.int64
 
 
+def tables_made(model, view):
+    """The last states, and how often relative embeddings were projected for them."""
+    encoder, counted = model.base_model.encoder, []
+    rows = encoder.rel_embeddings.num_embeddings
+    hooks = [
+        part.register_forward_hook(lambda _, given, __: counted.append(len(given[0]) == rows))
+        for part in encoder.modules()
+        if isinstance(part, torch.nn.Linear)
+    ]
+    states = packed_states(model, view, Captured(Reads(), LAYERS))
+    for hook in hooks:
+        hook.remove()
+    return states, sum(counted)
+
+
+def other_weights(model):
+    state = model.state_dict()
+    model.load_state_dict({name: weight * 1.01 for name, weight in state.items()})
+
+
+CHANGES = {
+    "nothing": (lambda model: None, 0),
+    "other weights": (other_weights, 1),
+    "another type": (lambda model: model.double(), 1),
+    "its head": (lambda model: model.classifier.weight.mul_(2), 0),
+    "its table": (lambda model: model.base_model.encoder.rel_embeddings.weight.mul_(2), 1),
+    "trained": (lambda model: model.requires_grad_(True), 1),
+}
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if "deberta" in name])
+@pytest.mark.parametrize("change", CHANGES)
+def test_position_tables_of_frozen_weights_are_made_once(family, change):
+    """Outputs are to the bit those of a model that makes them in each pass."""
+    _, model = models(family, HEADS[0])
+    model.requires_grad_(False)
+    view = PackedView.of(padded_view([9, 1, 14]))
+    projections = LAYERS * len(CONFIGS[family].pos_att_type)
+    assert tables_made(model, view)[1] == projections
+    make, again = CHANGES[change]
+    with torch.no_grad():
+        make(model)
+    for made in (again * projections, projections if change == "trained" else 0):
+        states, count = tables_made(model, view)
+        own, _ = tables_made(copy.deepcopy(model).requires_grad_(True), view)
+        assert count == made and torch.equal(states, own)
+
+
+def test_position_tables_are_those_of_a_pass_in_another_precision():
+    _, model = models("deberta-v3", HEADS[0])
+    model.requires_grad_(False)
+    view = PackedView.of(padded_view([9, 1, 14]))
+    own = copy.deepcopy(model).requires_grad_(True)
+    for cast in (False, True, False):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cast):
+            assert torch.equal(tables_made(model, view)[0], tables_made(own, view)[0])
+
+
+def test_position_tables_of_inference_mode_take_no_part_in_training():
+    _, model = models("deberta-v3", HEADS[0])
+    model.requires_grad_(False)
+    view = PackedView.of(padded_view([9, 1, 14]))
+    with torch.inference_mode():
+        tables_made(model, view)
+    model.base_model.embeddings.requires_grad_(True)
+    tables_made(model, view)[0].sum().backward()
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("window", [None, 5])
 def test_flash_attention_without_gradients_is_the_operation_itself(gradients, window):

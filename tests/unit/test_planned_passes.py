@@ -94,6 +94,13 @@ def test_flashdeberta_makes_no_map_of_a_text() -> None:
     assert less > 3 * 4 * 8 * heads * 512 * 512
 
 
+def test_tables_of_positions_stay_in_memory_on_a_gpu() -> None:
+    planned, own = model_of("deberta"), of(1, 8, False, fused=True, flashdeberta=True)
+    config = planned.config
+    tables = config.num_hidden_layers * 2 * (2 * config.position_buckets * config.hidden_size)
+    assert 4 * tables < cost(planned, own).peak < 1.3 * 4 * tables
+
+
 def test_a_trace_counts_what_is_alive() -> None:
     with torch.device("meta"), Trace() as trace:
         first = torch.ones(1000)

@@ -37,6 +37,7 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models import packed_deberta
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import layers_of
@@ -82,6 +83,8 @@ def test_joined_views_have_the_examples_and_rows_of_each(
     assert isinstance(whole, PackedView if packed else PaddedView)
     tokens = [ids.tolist() for view in views for ids in view.tokens()]
     assert [ids.tolist() for ids in whole.tokens()] == tokens
+    if isinstance(whole, PackedView):
+        assert whole.host_cu_seqlens == (*whole.cu_seqlens.tolist(),)
     before, examples = 0, []
     for view in views:
         examples += (before + view.example_indices).tolist()
@@ -431,10 +434,10 @@ def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatc
 LAYERS = 8
 
 
-def deep_engine(world: World, folder: Path, packed: bool, **zero: int) -> Engine:
+def deep_engine(world: World, folder: Path, packed: bool, *, stage: int = 3, **zero: int) -> Engine:
     """To predict with a teacher of LAYERS layers. packed: a DeBERTa that reads packed views."""
-    file = folder / "zero3.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage": 3, **zero}}))
+    file = folder / "zero.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": stage, **zero}}))
     sizes = {**SIZES, "num_hidden_layers": LAYERS}
     config: Any = BertConfig(**sizes)
     if packed:
@@ -498,6 +501,18 @@ def test_few_layers_of_a_teacher_are_whole_at_once(
     )
     assert most_whole(free, batch)[0] > LAYERS_WHOLE + 2
     free.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_position_tables_are_kept_of_whole_weights_alone(
+    world: World, tmp_path: Path, stage: int
+) -> None:
+    view = PackedView.of(view_of([5, 9, 2, 3], "examples"))
+    engine = deep_engine(world, tmp_path, packed=True, stage=stage)
+    engine.predict(replace(make_batch(), views={"t": view}), ["t"])
+    encoder = engine.bundle.teachers["t"].base_model.encoder
+    assert (encoder in packed_deberta._kept) is (stage == 0)
+    engine.close()
 
 
 def test_a_step_does_not_wait_for_the_device(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
