@@ -131,8 +131,8 @@ def attend(
     for start, end in pairwise(cu_seqlens.tolist()):
         near = None
         if window is not None:
-            place = torch.arange(end - start, device=q.device)
-            near = (place[:, None] - place).abs() < window
+            position = torch.arange(end - start, device=q.device)
+            near = (position[:, None] - position).abs() < window
         own_q, own_k, own_v = (x[:, start:end] for x in (q, k, v))
         parts.append(
             F.scaled_dot_product_attention(

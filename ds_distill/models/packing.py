@@ -51,7 +51,7 @@ def takes_packed(config: PreTrainedConfig) -> bool:
     small = _small(config)
     key = small.to_json_string(use_diff=False)
     if key not in _found:
-        _found[key] = _says_the_same(small)
+        _found[key] = _same_packed(small)
     return _found[key]
 
 
@@ -101,7 +101,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     return small
 
 
-def _says_the_same(config: PreTrainedConfig) -> bool:
+def _same_packed(config: PreTrainedConfig) -> bool:
     """Whether each head of a small model says the same of texts packed and of each alone."""
     try:
         kind = config.model_type

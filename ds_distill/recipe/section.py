@@ -132,8 +132,8 @@ class Section(BaseModel):
     def _with_all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Those of keys beside those of values; an unknown key tells whose section it is in."""
         if isinstance(data, dict) and cls.gone:
-            said = {key for key, (value, _) in cls.gone.items() if data.get(key) == value}
-            data = {key: value for key, value in data.items() if key not in said}
+            obsolete = {key for key, (value, _) in cls.gone.items() if data.get(key) == value}
+            data = {key: value for key, value in data.items() if key not in obsolete}
         found = refused(cls.key_rules(data) if isinstance(data, dict) else ()).errors()
         try:
             made = handler(data)

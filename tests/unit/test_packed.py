@@ -309,7 +309,7 @@ def test_a_model_is_asked_once(monkeypatch):
         asked.append(config.model_type)
         return True
 
-    monkeypatch.setattr(packing, "_says_the_same", answer)
+    monkeypatch.setattr(packing, "_same_packed", answer)
     monkeypatch.setattr(packing, "_found", {})
     for config in (tr.BertConfig(), tr.BertConfig(vocab_size=99), tr.BertConfig(is_decoder=True)):
         assert takes_packed(config)
