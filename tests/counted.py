@@ -43,7 +43,7 @@ KINDS = {
         "Entry.load": lambda entry: f"@{type(entry).__name__.removesuffix('Entry')} {entry.name}"
     },
     "ds_distill.recipe.metrics.metric": {
-        "Metric.__init__": lambda metric, *_: f"@Metric {metric.name}"
+        "Metric.__init__": lambda metric, *_: f"@Metric {getattr(metric, 'name', 'unnamed')}"
     },
     "typer._click.core": {
         "Command.invoke": lambda _, context: f"#commands\n@command {context.info_name}"

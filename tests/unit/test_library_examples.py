@@ -17,33 +17,33 @@ import torch
 import yaml
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
 
 from ds_distill.check.recipe import check_all
-from ds_distill.data.open_source import open_source
+from ds_distill.cli import app
 from ds_distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readmes_lines_for_own_data_check_labels_of_any_name(
-    tmp_path: Path, tiny_models: dict[str, Path]
+def test_the_readmes_lines_for_own_data_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a shell reads them, with other labels than those of the recipe that they begin with."""
+    """As a shell reads them; what they run last is checked here, and run by tests/e2e."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    line = re.search(r"^ds-distill check my\.yaml (.*)$", page, re.MULTILINE)
+    line = re.search(r"^ds-distill (init DATA .*) && ds-distill run my\.yaml$", page, re.MULTILINE)
     assert line is not None
-    own = shlex.split(line[1])
-    write_toy_task(tmp_path, {"train": 80, "validation": 60, "test": 30})
-    models = [f"teachers.{name}.model={tiny_models['toy']}" for name in ("bert", "roberta")]
-    models += [
-        f"teachers.deberta.model={tiny_models['toy']}",
-        f"student.model={tiny_models['toy']}",
-    ]
-    given = [each.replace("DATA", str(tmp_path)) for each in own]
-    recipe = load_recipe("tweeteval-emotion", [*given, *models, "task.max_length=32"])
+    monkeypatch.chdir(tmp_path)
+    write_toy_task(tmp_path / "DATA", {"train": 80, "validation": 60, "test": 30})
+    teachers = {"A", "B"} & {*shlex.split(line[1])}
+    for name in teachers:
+        make_toy_classifier(tmp_path / name)
+    done = CliRunner().invoke(app, shlex.split(line[1]), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    recipe = load_recipe("my.yaml")
     check_all(recipe)
-    assert recipe.task is not None
-    assert open_source(recipe.task, tmp_path / "cache").labels == sorted(TOY_LABELS)
+    assert len(recipe.teachers) == len(teachers) == 2
+    assert recipe.task is not None and sorted(recipe.task.labels) == sorted(TOY_LABELS)
 
 
 @pytest.fixture(scope="module")
