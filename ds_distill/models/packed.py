@@ -7,7 +7,6 @@ each example, and attention within examples; everything else is transformers' un
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -82,7 +81,6 @@ def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) 
         "position_ids": (view.position_ids + first_position(config))[None],
     }
     kind: Any = type(body)
-    _keep_signatures(kind)
     if _takes_types(kind):
         types = view.token_type_ids
         types = torch.zeros_like(view.input_ids) if types is None else types
@@ -182,16 +180,6 @@ def _flash(
 @cache
 def _takes_types(body: type[nn.Module]) -> bool:
     return "token_type_ids" in inspect.signature(body.forward).parameters
-
-
-@cache
-def _keep_signatures(body: type[nn.Module]) -> None:
-    """transformers inspects a function in each layer of BERT's kind and of DistilBERT's: from now
-    on `inspect` finds the signature at the function, in a third of the time."""
-    for part in vars(sys.modules[body.__module__]).values():
-        for name in ("feed_forward_chunk", "ff_chunk"):
-            if (function := getattr(part, name, None)) is not None:
-                function.__signature__ = inspect.signature(function)
 
 
 def _mask(**options: Any) -> torch.Tensor | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import os
 import subprocess
 import sys
@@ -464,22 +463,6 @@ def test_the_map_of_tiles_is_flashdebertas_own(monkeypatch, lengths):
         own = ops._get_mid_cached(ends, len(lengths), tile)
         assert (tuple(example.tolist()), tuple(start.tolist()), count) == own
         assert example.dtype == start.dtype == torch.int64
-
-
-@pytest.mark.parametrize("family", [name for name in CONFIGS if packed_attention(CONFIGS[name])])
-def test_no_signature_is_read_in_a_layer(family, monkeypatch):
-    """transformers' `apply_chunking_to_forward` did in each."""
-    _, model = models(family, HEADS[0])
-    view, of, read = PackedView.of(padded_view([7, 12, 5])), inspect._signature_from_function, []
-    packed_states(model, view, Captured(Reads(), LAYERS))
-
-    def watched(cls, function, *others, **options):
-        read.append(function)
-        return of(cls, function, *others, **options)
-
-    monkeypatch.setattr(inspect, "_signature_from_function", watched)
-    packed_states(model, view, Captured(Reads(), LAYERS))
-    assert read == []
 
 
 def tables_made(model, view):
