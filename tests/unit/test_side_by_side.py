@@ -70,7 +70,7 @@ def test_what_no_resample_tells_is_not_within_chance(tmp_path):
 def test_runs_that_were_judged_in_other_groups_have_no_draws_in_common(tmp_path, groups, alike):
     """Whatever the groups are called."""
     one, other = run(tmp_path / "one", {"s": ONE}), run(tmp_path / "o", {"s": ONE}, groups=groups)
-    assert (examples_of([drawn(one), drawn(other)]) is not None) == alike
+    assert (examples_of([drawn(one, "s"), drawn(other, "s")]) is not None) == alike
 
 
 def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
