@@ -24,9 +24,10 @@ from reference import (  # noqa: E402
     plain_loop,
 )
 
-FP32, BF16, FP16 = 1e-4, 5e-4, 1e-3
+FP32, BF16, FP16 = 1e-4, 1.5e-3, 1e-3
 """Relative tolerance of losses. In bf16 a sum over other parts is rounded otherwise: 6e-5 was the
-largest difference seen, and 2e-3 where Adam counted a step too many."""
+largest difference seen on a processor that computes in it, and others round otherwise. Where Adam
+counted a step too many it was 2.4e-3."""
 
 WEIGHTS = 1e-5
 """Absolute tolerance of final weights, a hundredth of the largest rate. Adam divides a gradient by

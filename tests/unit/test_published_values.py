@@ -12,6 +12,7 @@ import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.sweep.suite.load import load_suite
+from ds_distill.tasks.token_classification import TokenClassificationKind, word_token_rows
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_values.yaml").read_text())
 ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in rows.items()]
@@ -40,9 +41,11 @@ def test_a_value_is_as_published(
     reason="An evaluation has one row for each word: scores of pieces wait for rows of pieces.",
 )
 def test_entities_are_scored_by_their_pieces(loaded: dict[str, Any]) -> None:
-    """As ner.py does; the suite says what stands in the place of it."""
-    suite = loaded["suite compact-biomedical"]
-    assert "scores of pieces of words" not in suite.lacks
+    """As ner.py does: what is predicted and scored are the rows that are trained on."""
+    task = loaded["suite compact-biomedical"].tasks["bc2gm"]
+    kind = TokenClassificationKind(task, ["O", "B-GENE", "I-GENE"])
+    assert kind.label_rows(pytest.fail) is word_token_rows
+    assert kind.rows(pytest.fail, False) is word_token_rows
 
 
 def at(section: Any, key: str) -> Any:
