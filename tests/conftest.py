@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,11 +51,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-ENDS = "DS_DISTILL_TESTS_END"
-"""Environment variable: the time, in seconds since 1970, from which on `further` tests are skipped.
-CI sets it: its machines differ by twice in speed, and its time does not."""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     budget.register(config)
 
@@ -85,9 +79,6 @@ def seed_generators(name: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    ends = os.environ.get(ENDS)
-    if ends and time.time() > float(ends) and item.get_closest_marker("further"):
-        pytest.skip("the time for further tests is used up")
     item.config.stash[TEST] = item.nodeid
     seed_generators(item.nodeid)
 
