@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -191,12 +190,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, path: Path) -> None:
-    """Sync a finished folder and rename it to `path`, replacing an older one: at every moment the
-    name has the old folder or the new. Its files get the mode of new files there: safetensors makes
-    its own readable only by the owner.
+    """Sync a finished folder and rename it to `path`, replacing an older one. Its files get the
+    mode of new files there: safetensors makes its own readable only by the owner.
 
-    A file system that cannot exchange two names, such as NFS, has neither for a moment: a process
-    that is killed in it leaves the old one as `.NAME.old`, whole.
+    A process that is killed between two renames leaves the older one as `.NAME.old`, whole.
 
     Raises UserError where `path` is anything but a folder.
     """
@@ -209,31 +206,12 @@ def publish_folder(temporary: Path, path: Path) -> None:
         sync(path_within)
     sync(temporary)
     old = path.with_name(f".{path.name}.old")
-    if not (path.exists() and _exchange(temporary, path)):
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(path, old)
-        os.rename(temporary, path)
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(path, old)
+    os.rename(temporary, path)
     sync(path.parent)
-    for replaced in (temporary, old):
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names of a folder at once. False where the system or the file system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:  # not Linux, or an old libc
-        return False
-    names = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
-    if rename(*names, _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _refuse_others(path: Path, kind: str) -> None:

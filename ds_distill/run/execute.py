@@ -29,7 +29,7 @@ from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inputs import check_inputs, inputs_of, refuse_other_inputs, refuse_other_recipe
 from ds_distill.run.out_of_memory import memory_refusal
-from ds_distill.run.plan import plan_run, planned_device
+from ds_distill.run.planned_memory import planned_device, planned_memory
 from ds_distill.run.profiler import Profiler
 from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank
@@ -101,7 +101,9 @@ def _execute(
             log.info(f"Note: {note}")
         device = planned_device(world)
         if world.is_main and device is not None:
-            plan_run(recipe, folder, device, world.size, log)
+            planned = planned_memory(recipe, folder, device, world.size, log)
+            for run in runs.values():
+                run.planned_bytes = planned
         gc.freeze()  # libraries' objects: half a second of each collection between trainings
         try:
             _run_phases(recipe, folder, log, runs, first)

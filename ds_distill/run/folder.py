@@ -53,7 +53,6 @@ class RunFolder:
         self.student = path / "student"
         self.environment = path / "environment.json"
         self.inputs = path / "inputs.json"
-        self.plan = path / "plan.json"
         self.teacher_scores = path / "teachers.json"
 
     def data(self, task: str | None) -> Path:

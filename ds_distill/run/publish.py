@@ -24,7 +24,6 @@ from ds_distill.reporting.split_uses import uses
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.plan import plan_and_truth
 from ds_distill.run.records import read_environment, read_record, read_teacher_scores
 from ds_distill.run.speed import quick_speed
 
@@ -38,8 +37,6 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
     results = _results(recipe, folder, records)
     results["student"] = chosen[1] if chosen else None
     results["task"] = recipe.task_name(recipe.phases[chosen[0] if chosen else -1])
-    if (plan := plan_and_truth(recipe, folder, records)) is not None:
-        results["plan"] = plan
     if (speed := quick_speed(recipe, folder, results, log)) is not None:
         results["speed"] = speed
     results["verdict"] = verdict(results)

@@ -273,17 +273,6 @@ class Chosen(_Part):
     choice: str
 
 
-class Planned(_Part):
-    phase: str
-    model: str
-
-
-class Plan(_Part):
-    """plan.json."""
-
-    trainings: list[Planned]
-
-
 class Asked(_Part):
     """sweep.json."""
 

@@ -55,6 +55,8 @@ class Run:
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
         self.profiler = profiler
         self.peak_memory = PeakMemory(world.device)
+        self.planned_bytes: Mapping[tuple[int, str], int] = {}
+        """Of a training, by its phase's number and its model, on the main process of GPUs."""
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self.labels: list[str] = source.labels
         self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)

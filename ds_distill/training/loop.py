@@ -321,11 +321,13 @@ class _Training:
                 tokenizer.save_pretrained(folder)
         run.world.barrier()
 
-    def _peak(self) -> dict[str, int]:
-        """The most bytes that torch had allocated on the GPU of this rank, since it began."""
-        if self.run.world.device.type != "cuda":
-            return {}
-        return {"peak_bytes": self.run.peak_memory.of_training() or 0}
+    def _memory(self) -> dict[str, int]:
+        """The most bytes that torch had allocated on the GPU of this rank, since it began, and how
+        many were planned."""
+        run, found = self.run, {"planned_bytes": self.run.planned_bytes.get(self.job.key)}
+        if run.world.device.type == "cuda":
+            found["peak_bytes"] = run.peak_memory.of_training() or 0
+        return {key: value for key, value in found.items() if value is not None}
 
     def finish(self) -> list[dict[str, Any]]:
         """Publish the trained models and close the engine. Returns the phase's record of each."""
@@ -334,7 +336,7 @@ class _Training:
         if epoch is None or job.settings.keep == "last":
             epoch = (self.progress.step - 1) // self.steps_per_epoch
             self._keep_weights(epoch)
-        together, peak = list(job.outputs.values()), self._peak()
+        together, memory = list(job.outputs.values()), self._memory()
         records = {
             output: {
                 "output": output,
@@ -346,7 +348,7 @@ class _Training:
                 "choosing": choosing(job, self.progress, output),
                 **({"measures": self.progress.measures} if self.progress.measures else {}),
                 **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
-                **peak,
+                **memory,
             }
             for output in together
         }
