@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 import entity_experts
 import label_experts
 import label_sets
-import mutants
 import routing
 import routing_rule
 from pages import show, shown
@@ -75,11 +74,3 @@ def test_an_expert_of_all_tags_is_sure_that_what_it_does_not_know_is_o() -> None
     assert after[..., [1, 2]].max() < 1e-9
     assert list(wide.config.id2label.values()) == labels
     assert wide.config.label2id == {label: n for n, label in enumerate(labels)}
-
-
-def test_named_mutants_can_be_made() -> None:
-    """What they change stands in the code once, and in a file of a group with tests."""
-    files = {file for group in mutants.GROUPS.values() for file in group.files}
-    for path, old, new in mutants.NAMED:
-        assert path in files and old != new
-        assert (mutants.ROOT / path).read_text(encoding="utf-8").count(old) == 1, (path, old)

@@ -1,13 +1,15 @@
 """Mutants: does a test fail when a line is wrong?
 
     python tools/studies/mutants.py --out tests/results/mutants.json
-    python tools/studies/mutants.py --only routing:3 --out /tmp/one.json
+    python tools/studies/mutants.py --rooms losses routing --seed 14 --out mutants.json
+    python tools/studies/mutants.py --only routing:3 --out one.json
 
-Draws a fixed number of mutants from each group of files with a fixed seed, applies each in a
-copy of the tree, and runs the group's tests there until one fails, in a forked process that has
-the libraries loaded: first those of `make test`, then those of `make test-all`. The named ones are
-mistakes that once passed all tests; they die in `make test`. `--from`, `--to` run a part; results
-are merged into the file. A mutant that survives needs a test, or a reason in EXPLAINED.
+Draws as many mutants from each room of the package (a folder of ds_distill, its single files
+together, ds_kernels) with a seed, applies each in a copy of the tree, and runs tests there until
+one fails, in a forked process that has the libraries loaded: those that import the changed module,
+then those that import the room, then e2e and golden, `make test`'s own before those of `make
+test-all`. What was done before is not done again: results are merged into the file. A mutant that
+survives needs a test, or a reason in EXPLAINED.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -26,125 +29,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SEED = 13
+SEED, EACH = 13, 15
+"""The seed, and mutants a room, of the committed results."""
+PACKAGE, KERNELS = "ds_distill", "kernels/ds_kernels"
 
 
-@dataclass(frozen=True)
-class Group:
-    files: tuple[str, ...]
-    count: int
-    """Mutants drawn."""
-    tests: tuple[str, ...]
-    """What pytest is given."""
+def rooms() -> dict[str, list[str]]:
+    """Room -> its files."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).parts
+        room = parts[0] if len(parts) > 1 else "files"
+        found.setdefault(room, []).append(str(path.relative_to(ROOT)))
+    found["kernels"] = sorted(str(p.relative_to(ROOT)) for p in (ROOT / KERNELS).glob("*.py"))
+    return found
 
 
-UNIT = "tests/unit/test_"
-ROUTING = (
-    *(
-        "calibration",
-        "comparison",
-        "expertise",
-        "fitting",
-        "gate",
-        "held_out",
-        "policies",
-        "router",
-    ),
-)
-GROUPS = {
-    "routing": Group(
-        tuple(f"ds_distill/routing/{name}.py" for name in ROUTING),
-        14,
-        (f"{UNIT}gate.py", f"{UNIT}routing.py", f"{UNIT}comparison.py"),
-    ),
-    "losses": Group(
-        tuple(f"ds_distill/losses/{name}.py" for name in ("__init__", "hidden", "logits", "term")),
-        6,
-        (f"{UNIT}losses.py", f"{UNIT}vocabulary_head.py"),
-    ),
-    "plan": Group(("ds_distill/data/schedule.py",), 8, (f"{UNIT}plan.py",)),
-    "masking": Group(
-        ("ds_distill/data/masking.py",), 7, (f"{UNIT}masking.py", f"{UNIT}masked_lm.py")
-    ),
-    "words": Group(("ds_distill/cache/schema.py",), 7, (f"{UNIT}cache.py", f"{UNIT}fidelity.py")),
-    "reader": Group(
-        ("ds_distill/cache/reader.py",), 4, (f"{UNIT}cache.py", f"{UNIT}cache_builds.py")
-    ),
-    "engine": Group(
-        ("ds_distill/engine/engine.py",),
-        5,
-        (
-            *(f"{UNIT}{name}.py" for name in ("checkpoints", "engine_modes", "masked_lm")),
-            f"{UNIT}teachers_once.py",
-            "tests/distributed/test_stages.py",
-        ),
-    ),
-    "metrics": Group(
-        (
-            *(f"ds_distill/recipe/metrics/{name}.py" for name in ("metric", "classes", "numbers")),
-            *(f"ds_distill/evaluation/{n}.py" for n in ("predictions", "bootstrap", "scores")),
-        ),
-        14,
-        (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
-    ),
-    "checkpoints": Group(
-        ("ds_distill/training/checkpoints.py",),
-        3,
-        (f"{UNIT}checkpoints.py", f"{UNIT}continuing.py"),
-    ),
-    "kernels": Group(
-        ("kernels/ds_kernels/_divergences.py", "kernels/ds_kernels/_topk.py"),
-        0,
-        tuple(f"tests/kernels/test_{name}.py" for name in ("edges", "ops", "interpreter")),
-    ),
-}
+def tests_of(file: str) -> list[list[str]]:
+    """Files of tests in the order in which they are tried: those that import the module, those
+    that import its room, and runs of recipes."""
+    module = file.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
+    module = module.removesuffix(".__init__")
+    room = ".".join(module.split(".")[:2]) if module.count(".") > 1 else module
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
+    parent, _, name = module.rpartition(".")
+    says = (
+        rf"\b{re.escape(module)}\b|from {re.escape(parent)} import .*\b{name}\b",
+        rf"\b{re.escape(room)}\b",
+        r"e2e/|golden/",
+    )
+    of_module = [path for path, text in texts.items() if re.search(says[0], text)]
+    of_room = [path for path, text in texts.items() if re.search(says[1], text)]
+    of_runs = [path for path in texts if re.search(says[2], path)]
+    if module.startswith("ds_kernels"):
+        of_room = [path for path in texts if "/kernels/" in path]
+    seen: set[str] = set()
+    steps = []
+    for step in (of_module, of_room, of_runs):
+        steps.append([path for path in step if path not in seen])
+        seen.update(step)
+    return [step for step in steps if step]
 
-_MASKING, _PLAN = "ds_distill/data/masking.py", "ds_distill/data/schedule.py"
-_STREAMS = "CHOSEN, SHOWN, RANDOM_TOKEN = "
-_GATE = "ds_distill/routing/gate.py"
-_POLICIES = "ds_distill/routing/policies.py"
-_HELD_OUT = "ds_distill/routing/held_out.py"
-_WORDS = "ds_distill/cache/schema.py"
-_DIVERGENCES = "kernels/ds_kernels/_divergences.py"
-_TOPK = "kernels/ds_kernels/_topk.py"
-NAMED: list[tuple[str, str, str]] = [
-    (_MASKING, "uniforms[CHOSEN] < masking.rate", "uniforms[CHOSEN] < masking.rate / 2"),
-    (_MASKING, "uniforms[SHOWN] < 0.8", "uniforms[SHOWN] < 0.5"),
-    (_MASKING, "uniforms[SHOWN] < 0.9", "uniforms[SHOWN] < 0.75"),
-    (_MASKING, " & ~special &", " &"),
-    (_MASKING, " & (view.attention_mask == 1)", ""),
-    (_MASKING, f"{_STREAMS}201, 202, 203", f"{_STREAMS}201, 201, 203"),
-    (_MASKING, f"{_STREAMS}201, 202, 203", f"{_STREAMS}201, 202, 202"),
-    (_MASKING, f"{_STREAMS}201, 202, 203", f"{_STREAMS}201, 202, 201"),
-    (_MASKING, "None, :], seed, epoch, purpose", "None, :], seed, 0, purpose"),
-    (_MASKING, "uniform(keys[:, None, :], seed, epoch", "uniform(keys[:1, None, :], seed, epoch"),
-    (_PLAN, "POOL_BATCHES = 50", "POOL_BATCHES = 5"),
-    (_PLAN, "POOL_BATCHES = 50", "POOL_BATCHES = 5000"),
-    (_PLAN, "SHUFFLE, SHARE = 1, 2", "SHUFFLE, SHARE = 2, 2"),
-    (_PLAN, "seed, epoch, SHUFFLE, 1)", "seed, epoch, SHUFFLE)"),
-    (_GATE, "(3.0, 1.0, 0.3, 0.1, 0.03)", "(3.0,)"),
-    (_GATE, "(3.0, 1.0, 0.3, 0.1, 0.03)", "(0.03,)"),
-    (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 0.0"),
-    (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 1.0"),
-    (_GATE, ".clamp(-100.0, 100.0)", ""),
-    (_HELD_OUT, "folds_of(group_keys, seed, HELD_OUT)", "folds_of(group_keys, seed)"),
-    (_POLICIES, "in sorted(inputs.logits)", "in list(inputs.logits)"),
-    (_WORDS, "logits.float() / self.temperature", "logits.float()"),
-    (_WORDS, "self._codec, self.temperature)", "self._codec, 1.0)"),
-    (_DIVERGENCES, "_NEAR = 16.0", "_NEAR = 1000.0"),
-    (_DIVERGENCES, "near = gap.abs() < 1", "near = gap.abs() < 1000"),
-    (_DIVERGENCES, "tl.abs(apart) < 1, close", "tl.abs(apart) < 1000, close"),
-    (_DIVERGENCES, "torch.where(x < 1,", "torch.where(x < 100,"),
-    (_DIVERGENCES, "tl.where(tl.abs(x) < 0.5, p", "tl.where(tl.abs(x) < 50.0, p"),
-    (_TOPK, 'tl.where(once, loss, float("inf"))', "loss"),
-]
-"""File, old text, new text."""
 
 EXPLAINED: dict[str, str] = {
     "ds_distill/data/schedule.py: uniform(keys, SHARE).numpy() >= share -> "
@@ -169,7 +103,6 @@ EXPLAINED: dict[str, str] = {
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    group: str
     file: str
     line: int
     before: str
@@ -248,11 +181,11 @@ def mutations(node: ast.AST) -> Iterator[Change]:
         yield "statement", lambda _: ast.Pass()
 
 
-def places(tree: ast.AST) -> Iterator[tuple[tuple[tuple[str, int | None], ...], ast.AST]]:
+def places(tree: ast.AST) -> Iterator[tuple[Way, ast.AST]]:
     """Each node of code that runs, with the way to it: no annotation, docstring, assertion,
     message, or number of a dimension."""
 
-    def walk(node: ast.AST, way: tuple[tuple[str, int | None], ...]) -> Any:
+    def walk(node: ast.AST, way: Way) -> Any:
         if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
             return
         if isinstance(node, ast.keyword) and node.arg in ("dim", "axis"):
@@ -273,14 +206,14 @@ def places(tree: ast.AST) -> Iterator[tuple[tuple[tuple[str, int | None], ...], 
     yield from walk(tree, ())
 
 
-def at(tree: ast.AST, way: tuple[tuple[str, int | None], ...]) -> Any:
+def at(tree: ast.AST, way: Way) -> Any:
     for field, index in way:
         value = getattr(tree, field)
         tree = value if index is None else value[index]
     return tree
 
 
-def shown(tree: ast.AST, way: tuple[tuple[str, int | None], ...]) -> int:
+def shown(tree: ast.AST, way: Way) -> int:
     """How much of a way leads to what is worth showing: enough of the line to be found."""
     depth = len(way)
     while depth and not isinstance(at(tree, way[:depth]), ast.stmt):
@@ -290,64 +223,57 @@ def shown(tree: ast.AST, way: tuple[tuple[str, int | None], ...]) -> int:
     return depth
 
 
-def candidates(group: str) -> dict[str, list[Mutant]]:
-    """All mutants of a group by kind, in the order of its files and lines."""
-    found: dict[str, list[Mutant]] = {}
-    for file in GROUPS[group].files:
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        original = ast.unparse(tree)
-        for way, node in places(tree):
-            for number, (kind, _) in enumerate(mutations(node)):
-                other = copy.deepcopy(tree)
-                target = at(other, way)
-                result = list(mutations(target))[number][1](target)
-                if isinstance(result, ast.AST):
-                    field, index = way[-1]
-                    parent = at(other, way[:-1])
-                    if index is None:
-                        setattr(parent, field, result)
-                    else:
-                        getattr(parent, field)[index] = result
-                source = ast.unparse(ast.fix_missing_locations(other))
-                if source == original:
-                    continue
-                part = way[: shown(tree, way)]
-                before, after = (
-                    ast.unparse(at(t, part)).splitlines()[0].strip() for t in (tree, other)
-                )
-                line = getattr(node, "lineno", 0)
-                found.setdefault(kind, []).append(
-                    Mutant("", group, file, line, before, after, source)
-                )
+Way = tuple[tuple[str, int | None], ...]
+"""Of fields and places in them, from a file's tree to a node."""
+
+
+def candidates(tree: ast.AST) -> dict[str, list[tuple[Way, int]]]:
+    """Ways to nodes by kind of mutation, and which of a node's mutations it is."""
+    found: dict[str, list[tuple[Way, int]]] = {}
+    for way, node in places(tree):
+        for number, (kind, _) in enumerate(mutations(node)):
+            found.setdefault(kind, []).append((way, number))
     return found
 
 
-def draw(group: str) -> list[Mutant]:
-    """Each of a kind drawn first: constants and swapped arguments would be most of all."""
-    left, chosen = candidates(group), []
-    generator = random.Random(f"{SEED} {group}")
-    while len(chosen) < GROUPS[group].count:
-        kind = generator.choice([kind for kind, some in left.items() if some])
-        chosen.append(left[kind].pop(generator.randrange(len(left[kind]))))
-    return sorted(chosen, key=lambda mutant: (mutant.file, mutant.line))
+def mutant_at(file: str, tree: ast.AST, way: Way, number: int) -> Mutant | None:
+    """None where the mutation changes nothing."""
+    other = copy.deepcopy(tree)
+    target = at(other, way)
+    result = list(mutations(target))[number][1](target)
+    if isinstance(result, ast.AST):
+        field, index = way[-1]
+        parent = at(other, way[:-1])
+        if index is None:
+            setattr(parent, field, result)
+        else:
+            getattr(parent, field)[index] = result
+    source = ast.unparse(ast.fix_missing_locations(other))
+    if source == ast.unparse(tree):
+        return None
+    part = way[: shown(tree, way)]
+    before, after = (ast.unparse(at(t, part)).splitlines()[0].strip() for t in (tree, other))
+    line = getattr(at(tree, way), "lineno", 0)
+    return Mutant("", file, line, before, after, source)
 
 
-def drawn() -> list[Mutant]:
-    """The drawn mutants of all groups, then the named."""
-    mutants = [
-        replace(mutant, name=f"{group}:{number}")
-        for group in GROUPS
-        for number, mutant in enumerate(draw(group))
-    ]
-    for number, (path, old, new) in enumerate(NAMED):
-        group = next(name for name, settings in GROUPS.items() if path in settings.files)
-        text = (ROOT / path).read_text(encoding="utf-8")
-        if text.count(old) != 1:
-            raise SystemExit(f"{path} has {text.count(old)} times {old!r}")
-        line = text[: text.index(old)].count("\n") + 1
-        source = text.replace(old, new)
-        mutants.append(Mutant(f"named:{number}", group, path, line, old, new, source))
-    return mutants
+def draw(room: str, files: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """A file first, each alike, then a kind, each alike: long files and constants would be most
+    of all."""
+    generator = random.Random(f"{seed} {room}")
+    trees = {file: ast.parse((ROOT / file).read_text(encoding="utf-8")) for file in files}
+    left = {file: candidates(tree) for file, tree in trees.items()}
+    chosen: list[Mutant] = []
+    while len(chosen) < count:
+        file = generator.choice(files)
+        kinds = [kind for kind, some in left[file].items() if some]
+        if kinds:
+            some = left[file][generator.choice(kinds)]
+            way, number = some.pop(generator.randrange(len(some)))
+            mutant = mutant_at(file, trees[file], way, number)
+            chosen += [mutant] if mutant else []
+    chosen.sort(key=lambda mutant: (mutant.file, mutant.line))
+    return [replace(mutant, name=f"{room}:{number}") for number, mutant in enumerate(chosen)]
 
 
 # --------------------------------------------------------------------------------- running
@@ -371,14 +297,15 @@ TIERS = {"make test": "not further and not slow", "make test-all": "further and 
 """Targets of the Makefile, in their order, and the tests of each."""
 
 
-def first_failure(tree: Path, tests: tuple[str, ...], log: Path) -> tuple[str, str, float]:
+def first_failure(tree: Path, file: str, log: Path) -> tuple[str, str, float]:
     """The target that finds a mutant or "", what `run_tests` says, and processor seconds."""
     total = 0.0
     for target, chosen in TIERS.items():
-        found, spent = run_tests(tree, (*tests, "-m", chosen), log, 300)
-        total += spent
-        if found != "passed":
-            return target, found, total
+        for tests in tests_of(file):
+            found, spent = run_tests(tree, (*tests, "-m", chosen), log, 900)
+            total += spent
+            if found != "passed":
+                return target, found, total
     return "", "passed", total
 
 
@@ -424,54 +351,69 @@ def run_tests(tree: Path, given: tuple[str, ...], log: Path, seconds: int) -> tu
     return (failed[0].split(" - ")[0] if failed else "no test could start"), spent
 
 
-def main() -> None:
+def arguments_given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="results.json, merged into")
+    parser.add_argument("--out", type=Path, help="results, merged into")
+    parser.add_argument("--rooms", nargs="*", default=list(rooms()), choices=list(rooms()))
     parser.add_argument("--only", nargs="*", help="names, such as routing:3")
-    parser.add_argument("--from", dest="first", type=int, default=0)
-    parser.add_argument("--to", dest="last", type=int)
-    parser.add_argument("--list", action="store_true", help="print them and stop")
-    arguments = parser.parse_args()
-    mutants = drawn()[arguments.first : arguments.last]
-    if arguments.only:
-        mutants = [mutant for mutant in mutants if mutant.name in arguments.only]
-    if arguments.list:
+    parser.add_argument("--each", type=int, default=EACH, help="mutants a room")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--test-only", action="store_true", help="make test alone")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments_given()
+    files = rooms()
+    mutants = [m for room in given.rooms for m in draw(room, files[room], given.each, given.seed)]
+    if given.only:
+        mutants = [mutant for mutant in mutants if mutant.name in given.only]
+    if not given.out:
         for mutant in mutants:
             print(f"{mutant.name} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}")
         return
+    if given.test_only:
+        TIERS.pop("make test-all")
     for library in ("pytest", "torch", "transformers", "datasets", "hypothesis", "sklearn.metrics"):
         importlib.import_module(library)
-    known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"mutants": {}}
-    head = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(
-        head, cwd=ROOT, capture_output=True, check=True, text=True
-    ).stdout.strip()
+    known = {"seed": given.seed, "mutants": {}}
+    if given.out.exists():
+        known = json.loads(given.out.read_text())
+    if known["seed"] != given.seed:
+        raise SystemExit(f"{given.out} is of seed {known['seed']}")
+    known["commit"] = git("rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory() as folder:
         tree, log = copied_tree(Path(folder) / "tree"), Path(folder) / "log"
         for mutant in mutants:
-            path = tree / mutant.file
-            kept = path.read_bytes()
-            path.write_text(mutant.source, encoding="utf-8")
-            target, found, seconds = first_failure(tree, GROUPS[mutant.group].tests, log)
-            path.write_bytes(kept)
-            reason = EXPLAINED.get(f"{mutant.file}: {mutant.before} -> {mutant.after}")
-            verdict = ("explained" if reason else "SURVIVED") if found == "passed" else "killed"
-            known["mutants"][mutant.name] = {
-                "file": mutant.file,
-                "line": mutant.line,
-                "before": mutant.before,
-                "after": mutant.after,
-                "verdict": verdict,
-                "by": reason or found,
-                "in": target,
-                "processor_seconds": round(seconds, 1),
-            }
-            what = f"{mutant.name} {verdict} {mutant.before} -> {mutant.after}"
-            print(f"{what}: {target} {found}", flush=True)
+            if mutant.name in known["mutants"] and not given.only:
+                continue
+            known["mutants"][mutant.name] = tried(mutant, tree, log)
             verdicts = [entry["verdict"] for entry in known["mutants"].values()]
-            known["seed"], known["commit"] = SEED, commit
             known["counts"] = {name: verdicts.count(name) for name in sorted(set(verdicts))}
-            arguments.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            given.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def tried(mutant: Mutant, tree: Path, log: Path) -> dict[str, Any]:
+    """The line of the results for a mutant."""
+    path = tree / mutant.file
+    kept = path.read_bytes()
+    path.write_text(mutant.source, encoding="utf-8")
+    target, found, seconds = first_failure(tree, mutant.file, log)
+    path.write_bytes(kept)
+    reason = EXPLAINED.get(f"{mutant.file}: {mutant.before} -> {mutant.after}")
+    verdict = ("explained" if reason else "SURVIVED") if found == "passed" else "killed"
+    what = f"{mutant.name} {verdict} {mutant.before} -> {mutant.after}"
+    print(f"{what}: {target} {found}", flush=True)
+    return {
+        "file": mutant.file,
+        "line": mutant.line,
+        "before": mutant.before,
+        "after": mutant.after,
+        "verdict": verdict,
+        "by": reason or found,
+        "in": target,
+        "processor_seconds": round(seconds, 1),
+    }
 
 
 if __name__ == "__main__":
