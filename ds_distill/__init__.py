@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
+    from ds_distill.one_call import distil
     from ds_distill.predictors.prediction import predict
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "check_recipe",
     "content_keys",
+    "distil",
     "evaluate",
     "load_recipe",
     "predict",
@@ -89,6 +91,7 @@ _MODULES = {
     "UserError": "errors",
     "check_recipe": "check.recipe:check_all",
     "content_keys": "keys",
+    "distil": "one_call",
     "evaluate": "evaluation.classifier",
     "load_recipe": "recipe",
     "predict": "predictors.prediction",

@@ -21,7 +21,8 @@ KERNELS = ROOT.parent / "kernels" / "ds_kernels"
 """A package of its own, without rooms: its files and functions have the same limits."""
 
 ROOMS = (
-    *("__main__", "cli", "profiling", "export", "init", "sweep", "__init__", "launch", "phases"),
+    *("__main__", "cli", "profiling", "export", "sweep", "__init__", "one_call", "init", "launch"),
+    "phases",
     *("caching", "predictors", "training", "run", "planning", "reporting", "tasks", "check"),
     *("engine", "models", "losses", "routing", "evaluation", "data", "cache"),
     *("types", "distributions", "reads", "views", "keys"),

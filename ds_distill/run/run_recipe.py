@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,20 @@ class FinishedRun:
     student: Path | None
     """Folder of the chosen student, which `from_pretrained` loads; None where no phase trains a
     model."""
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """Model -> its score on the last split that was evaluated, by that evaluation's metric."""
+        judged = [phase for phase in self.results["phases"] if phase["kind"] == "evaluate"]
+        if not judged:
+            return {}
+        metric = judged[-1]["metric"]
+        return {name: model.get(metric) for name, model in judged[-1]["models"].items()}
+
+    def _repr_html_(self) -> str:
+        """A notebook shows the report."""
+        page = html.escape(self.report.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" width="100%" height="800"></iframe>'
 
 
 def run_recipe(recipe: Recipe, folder: str | Path, *, resume: bool = False) -> FinishedRun:

@@ -15,6 +15,8 @@ import transformers as tr
 import yaml
 from toys import TINY, TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 
+import ds_distill
+
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 MOST_LINES = 15
 
@@ -91,3 +93,34 @@ def test_the_page_works_at_the_first_try(recipe: str, tmp_path: Path, ds_distill
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert "Loading weights" not in done.stderr  # transformers' own bar
     assert len(answers) == 60 and {answer["predicted"] for answer in answers} <= {*labels}
+
+
+@pytest.mark.further
+@pytest.mark.usefixtures("in_this_process")
+def test_one_call_distils(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README's lines, but for what makes so small a student learn."""
+    labels = ["beast", "meal", "sky"]
+    monkeypatch.chdir(tmp_path)
+    Path("DATA").mkdir()
+    write_texts(tmp_path / "DATA", labels)
+    for seed, name in enumerate("AB"):
+        fine_tune_elsewhere(tmp_path / name, tmp_path / "DATA", labels, seed)
+    make_tiny_bert(tmp_path / "S", toy_vocabulary())
+    page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    fast = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
+    names: dict[str, Any] = {}
+    exec(code.replace('student="S")', f'student="S", overrides={fast})'), names)
+    done = names["done"]
+    shown = capsys.readouterr().out
+    assert "description: DATA, by ds-distill init." in shown and str(done.scores) in shown
+    assert done.folder == Path("runs/DATA") and Path("runs/DATA.yaml").is_file()
+    assert {"teacher-1", "teacher-2", done.results["student"]} <= set(done.scores)
+    assert done.scores[done.results["student"]] > 0.6
+    assert "srcdoc=" in done._repr_html_() and "&lt;h1&gt;" in done._repr_html_()
+    model = tr.AutoModelForSequenceClassification.from_pretrained(done.student)
+    assert [*model.config.id2label.values()] == labels
+    with pytest.raises(ds_distill.UserError, match="nowhere: no such file or folder"):
+        ds_distill.distil("nowhere", teachers=["A"])
