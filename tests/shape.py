@@ -26,7 +26,7 @@ ROOMS = (
     *("caching", "predictors", "training", "run", "planning", "reporting", "tasks", "check"),
     *("engine", "models", "losses", "routing", "evaluation", "data", "cache"),
     *("types", "distributions", "reads", "views", "keys"),
-    *("parts", "recipe", "process", "tables", "files", "errors"),
+    *("records", "parts", "recipe", "process", "tables", "files", "errors"),
 )
 """Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""
 

@@ -32,10 +32,10 @@ def report(
     """
     from ds_distill.files import write_json, write_text
     from ds_distill.recipe import load_recipe
+    from ds_distill.records import read_results
     from ds_distill.reporting.page import page
     from ds_distill.run.folder import SWEEP, RunFolder
     from ds_distill.run.publish import report_stopped, write_report
-    from ds_distill.run.records import read_results
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
     from ds_distill.tables import Table
 

@@ -43,16 +43,16 @@ from ds_distill.models.configuration import load_config
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
+from ds_distill.records import CacheRecord, read_object
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import NotFiniteSignals, refusal
-from ds_distill.run.records import Noted, read_as
 from ds_distill.run.run import Run
 
 LOOK_SECONDS = 5.0
 """A list of all claims for each block would take most of the time of a cache of many."""
 
 
-def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
+def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
     """Write all teachers' signals on the phase's splits, those that the cache lacks."""
     if phase.is_left_out(run.recipe.phases[number + 1 :]):
         run.log.info(f"  {name} is left out: no phase reads it")
@@ -64,10 +64,12 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         examples = run.data.examples(split)
         splits.append((examples, inference_collator(run, examples, split, references)))
     rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
-    record = {"splits": phase.splits, "folder": run.folder.from_here(path), "examples": rows}
-    record |= _not_given(run, references, [examples for examples, _ in splits])
+    folder = run.folder.from_here(path)
+    record: CacheRecord = {"splits": phase.splits, "folder": folder, "examples": rows, "added": 0}
+    if lacking := _not_given(run, references, [examples for examples, _ in splits]):
+        record["not_given"] = lacking
     notes = run.folder.unfinished(number, name)
-    noted = read_as(notes, Noted) if notes.is_file() else None
+    noted = read_object(notes, "Remove that file.") if notes.is_file() else None
     world.barrier()  # before the main process writes them
     with naming(path):
         build = _join(phase, run, path, references, splits)
@@ -76,7 +78,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
                 remove_leftovers(path)
             run.log.info(f"  {path} holds all {rows:,} examples")
             if noted is None:
-                return {**record, "added": 0}
+                return record
             # An earlier start of this phase ended between its last block and its record.
             missing = added_by(path, splits, noted["first_block"])
             build = replace(build, missing=missing)
@@ -106,7 +108,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
 
 def _not_given(
     run: Run, references: list[ModelReference], splits: list[Examples]
-) -> dict[str, dict[str, int]]:
+) -> dict[str, int]:
     """By teacher from a file: of how many examples it says nothing, where it does not of all."""
     found = {}
     for reference in references:
@@ -117,7 +119,7 @@ def _not_given(
             if lacks := int((file.find(keys) < 0).sum()):
                 found[reference.name] = lacks
                 run.log.info(f"  {reference.name} says nothing of {lacks:,} of {len(keys):,} texts")
-    return {"not_given": found} if found else {}
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ds_distill.caching.cached_signals import cached_signals
 from ds_distill.engine.placement import sharded_loading
@@ -14,17 +13,17 @@ from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import label_maps_of
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.policies import POLICIES, Routing
+from ds_distill.records import Trained, read_object
 from ds_distill.routing import Router
 from ds_distill.routing.held_out import routing_of_candidate
 from ds_distill.routing.multi_label import check_states
-from ds_distill.run.records import Chosen, read_as
 from ds_distill.run.run import Run
 from ds_distill.training.loop import train_each
 from ds_distill.training.setup import Job, terms_of, trainable_model
 from ds_distill.training.validation import validation_of
 
 
-def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
+def distil(phase: Distil, number: int, name: str, run: Run) -> Trained:
     """Distil the teachers into one student per routing."""
     routings = dict(zip(phase.outputs, phase.routing, strict=True))
     teachers = run.teachers(number)
@@ -44,7 +43,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     start = run.reference(phase.start, number)
     student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
-        compared = read_as(run.comparison, Chosen, "Name another --folder.")
+        compared = read_object(run.comparison, "Name another --folder.")
         routing = routing_of_candidate(compared["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     router = router_of(

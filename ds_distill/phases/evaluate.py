@@ -23,6 +23,7 @@ from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.records import Evaluation
 from ds_distill.reporting.results import answer_of, limits_of
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
@@ -77,11 +78,11 @@ def with_head(run: Run, reference: ModelReference) -> bool:
     return True
 
 
-def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any]:
+def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> Evaluation | None:
     """All models on a split, and on the same examples each of them against the baseline and each
     student against each other model. A teacher whose file lacks some of the examples is judged on
     the others, and the students against it there. The main process judges them: its record, on
-    other ranks nothing.
+    other ranks None.
 
     Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
     run's folder by `from_pretrained` predicts what is counted here.
@@ -97,7 +98,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
-        return {}
+        return None
     group_keys = examples.group_keys.numpy()[counted]
     groups = numbered_keys(group_keys)
     every = _Judged(kind, examples, {**predictions, BASELINE: of_baseline}, groups)
@@ -121,22 +122,22 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     SavedPredictions(run.labels, groups, of_all).write(run.folder.predictions(number, name))
     metric, baseline = metric_of(run.task), {**baseline, **whole.reports[BASELINE]}
     _log(run, name, phase.split, models, baseline)
-    return {
-        "split": phase.split,
-        "over": TASKS[run.task.type].over,
-        "metric": metric.name,
-        "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
-        "examples_mark": _mark(run, examples, counted, references),
-        "models": models,
-        "baseline": baseline,
-        "comparisons": [
+    return Evaluation(
+        split=phase.split,
+        over=TASKS[run.task.type].over,
+        metric=metric.name,
+        metric_settings=run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
+        examples_mark=_mark(run, examples, counted, references),
+        models=models,
+        baseline=baseline,
+        comparisons=[
             row
             for own in dict.fromkeys(judged.values())
             for row in own.comparisons(roles)
             if judged[row["other"]] is own
         ],
-        "warnings": warnings,
-    }
+        warnings=warnings,
+    )
 
 
 def _with_roles(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +14,14 @@ from ds_distill.models.load import save_model
 from ds_distill.models.reference import ModelReference
 from ds_distill.models.vocabulary import expand_embeddings
 from ds_distill.recipe.phases import ExpandVocabulary
+from ds_distill.records import Expansion
 from ds_distill.run.run import Run
 
 SHOWN = 20
 """New words in the record, the most frequent."""
 
 
-def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run) -> dict[str, Any]:
+def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run) -> Expansion:
     """Leave the student with more tokens as a model of the run."""
     [output] = phase.outputs
     start = run.reference(phase.start, number)

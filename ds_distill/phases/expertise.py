@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Expertise
+from ds_distill.records import ExpertiseRecord
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, compare
@@ -52,7 +53,7 @@ MOST_CHARACTERS = 400
 """Of a text in a report."""
 
 
-def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
+def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRecord | None:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
     held = steps(run.recipe)[number].held(phase.split)  # of the teachers as they are now
     reader = None if held is None else open_cache(run, phase.split, number)
@@ -65,7 +66,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     score_of_signals(number, name, run, phase.split, teach, logits, examples)
     if not run.world.is_main:
         run.world.barrier()
-        return {}
+        return None
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     where = f"phase {name}, split {phase.split}"
     if left_out:
@@ -92,7 +93,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
-    return {
+    record = {
         "split": phase.split,
         **examples.counts,
         "teachers": list(signals),
@@ -103,6 +104,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         **({} if of_all is None else {"comparison_of_all": of_all.to_json()}),
         "warnings": warnings,
     }
+    return cast(ExpertiseRecord, record)
 
 
 class _Texts:

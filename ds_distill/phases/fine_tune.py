@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,14 @@ from ds_distill.data.chosen import chosen_examples
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.recipe.phases import FineTune
+from ds_distill.records import Trained
 from ds_distill.run.run import Run
 from ds_distill.training.loop import train_each
 from ds_distill.training.setup import Job, terms_of, trainable_model
 from ds_distill.training.validation import validation_of
 
 
-def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
+def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> Trained:
     """Fine-tune each of the phase's models."""
     if phase.shared_head:
         run.log.info(

@@ -9,9 +9,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, FiniteFloat
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -192,25 +191,6 @@ class RunLog:
             self._wandb.finish()
 
 
-class Timing(BaseModel):
-    """Of steps of a training; see `Timings`."""
-
-    steps: Annotated[int, Field(gt=0)]
-    seconds: dict[str, FiniteFloat]
-
-
-class Event(BaseModel):
-    """What all events have."""
-
-    time: FiniteFloat
-    """Seconds since 1970."""
-    event: str
-    number: int
-    phase: str
-    step: int = 0
-    timing: Timing | None = None
-
-
 def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a metrics.jsonl, each with its event, without those that are none: a kill cuts
     one off."""
@@ -221,8 +201,8 @@ def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     # Not `splitlines`: JSON leaves Unicode's line separators in a text as they are.
     for line in text.split("\n"):
         with suppress(ValueError):
-            Event.model_validate_json(line)
-            yield line, json.loads(line)
+            event = json.loads(line)
+            yield line, event
 
 
 def _worked(events: list[dict[str, Any]]) -> float:

@@ -186,7 +186,7 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     if run.world.is_main:
         about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}
         about["peak_bytes"] = run.peak_memory.of_phase()
-        write_json(run.folder.record(number, name), {**about, **record})
+        write_json(run.folder.record(number, name), {**about, **(record or {})})
         run.folder.unfinished(number, name).unlink(missing_ok=True)
     run.world.barrier()
 

@@ -24,7 +24,7 @@ from ds_distill.process import failures, lock
 from ds_distill.process.signals import same_command
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.phases import Cache
-from ds_distill.run.records import read_environment, read_record, read_trained
+from ds_distill.records import TrainedModel, read_object, read_record
 from ds_distill.run.resumable_keys import Change, changes
 
 TRAINING_RECORD = "training.json"
@@ -197,7 +197,7 @@ class RunFolder:
             write_text(
                 self.path / "recipe.yaml", dump_recipe(recipe)
             )  # first: with it the folder holds a run
-            known = read_environment(self.environment)
+            known = self.read_environment()
             kept = {"phases": known.get("phases", {})}
             if changed := known.get("changes", []) + changed:
                 kept["changes"] = changed
@@ -231,7 +231,7 @@ class RunFolder:
         """Add the environment of this start to those that a phase ran in, of which one differs from
         the other in more than the date. Main process. Returns the numbers of ranks that phases ran
         on so far, ascending."""
-        everything = read_environment(self.environment)
+        everything = self.read_environment()
         phases: dict[str, list[dict[str, Any]]] = everything["phases"]
         here = {k: value for k, value in everything.items() if k not in ("phases", "changes")}
         known = phases.setdefault(name, [])
@@ -316,12 +316,25 @@ class RunFolder:
         if self._trained(number, training).is_dir() or self.finished_training(number, outputs):
             self._publish(number, training, outputs)
 
-    def finished_training(self, number: int, outputs: Sequence[str]) -> list[dict[str, Any]] | None:
+    def finished_training(self, number: int, outputs: Sequence[str]) -> list[TrainedModel] | None:
         """The records of a training that ended before a kill, or None."""
         records = [self._training_record(number, output) for output in outputs]
         if not all(record.is_file() for record in records):
             return None
-        return [read_trained(record) for record in records]
+        fix = "Remove that folder, and the model is trained again."
+        return [read_object(record, fix, TrainedModel) for record in records]
+
+    def read_environment(self) -> dict[str, Any]:
+        """environment.json; empty where no run has begun."""
+        return self._read(self.environment, {})
+
+    def read_teacher_scores(self) -> list[dict[str, Any]]:
+        """teachers.json."""
+        return self._read(self.teacher_scores, [])
+
+    def _read(self, file: Path, nothing: Any) -> Any:
+        fix = "Remove that file: it is written again."
+        return read_object(file, fix) if file.is_file() else nothing
 
     def _training_record(self, number: int, output: str) -> Path:
         return self.model(number, output) / TRAINING_RECORD

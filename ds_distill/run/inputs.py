@@ -11,8 +11,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from ds_distill.cache.format import weights_fingerprint
 from ds_distill.data.sources import Source
 from ds_distill.engine.config import find_config
@@ -22,18 +20,9 @@ from ds_distill.files import checksum, write_json
 from ds_distill.models.configuration import load_config
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import predictions_file, resolve_model
+from ds_distill.records import read_object
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.records import read_as
 from ds_distill.run.resumable_keys import changes
-
-
-class Inputs(BaseModel, strict=True):
-    """inputs.json."""
-
-    labels: dict[str, list[str]]
-    """By the task's place in the recipe."""
-    models: dict[str, str]
-    """Fingerprints, by the key that names the model."""
 
 
 def refuse_other_recipe(recipe: Recipe, world: World) -> None:
@@ -51,7 +40,8 @@ def refuse_other_recipe(recipe: Recipe, world: World) -> None:
 
 
 def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """The tasks' labels, and fingerprints of models and of teachers' files: JSON values."""
+    """inputs.json: `labels` by the task's place in the recipe, and `models`, the fingerprints of
+    models and of teachers' files by the key that names them."""
     models = {
         f"teachers.{name}.model": (model, recipe.teachers[name].revision)
         for name, model in recipe.encoders.items()
@@ -89,7 +79,7 @@ def check_inputs(inputs: dict[str, Any], folder: RunFolder) -> list[str]:
     if not folder.inputs.is_file():
         write_json(folder.inputs, inputs)
         return []
-    began = read_as(folder.inputs, Inputs)
+    began = read_object(folder.inputs, "Remove that file: it is written again.")
     for key, now in inputs["labels"].items():
         if (then := began["labels"].get(key, now)) != now:
             raise UserError(

@@ -16,6 +16,7 @@ from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.lineage import shippable, steps
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
+from ds_distill.records import read_record
 from ds_distill.reporting.curves import Training, trainings_of
 from ds_distill.reporting.model_card import how_to_load, model_card
 from ds_distill.reporting.page_figures import page_figures
@@ -24,7 +25,6 @@ from ds_distill.reporting.split_uses import uses
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.records import read_environment, read_record, read_teacher_scores
 from ds_distill.run.speed import quick_speed
 
 
@@ -62,11 +62,11 @@ def _results(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dict[str,
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "uses": uses(recipe, records),
         "phases": records,
-        "environment": read_environment(folder.environment),
+        "environment": folder.read_environment(),
         "cached": list(cache_savings(recipe, records)),
     }
-    if folder.teacher_scores.is_file():
-        results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
+    if scores := folder.read_teacher_scores():
+        results["teacher_scores"] = scores
     return results
 
 

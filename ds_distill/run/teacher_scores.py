@@ -20,7 +20,6 @@ from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.results import limits_of
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text, known_labels
-from ds_distill.run.records import read_teacher_scores
 from ds_distill.run.run import Run
 
 
@@ -115,7 +114,7 @@ def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
 
 def _entries(run: Run) -> list[dict[str, Any]]:
     """The scores of the task's teachers so far, in order."""
-    everything = read_teacher_scores(run.folder.teacher_scores)
+    everything = run.folder.read_teacher_scores()
     return [entry for entry in everything if entry["task"] == run.task_name]
 
 
@@ -160,8 +159,7 @@ def _keep(
         new.append(entry)
     run.world.barrier()  # all have read what was there
     if run.world.is_main:
-        file = run.folder.teacher_scores
-        write_json(file, [*read_teacher_scores(file), *new])
+        write_json(run.folder.teacher_scores, [*run.folder.read_teacher_scores(), *new])
     run.world.barrier()
 
 

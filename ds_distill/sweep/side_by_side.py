@@ -20,6 +20,7 @@ from ds_distill.planning.units import duration
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric, no_width
 from ds_distill.recipe.phases import PHASES
+from ds_distill.records import read_results
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.results import (
     answer_of,
@@ -31,7 +32,6 @@ from ds_distill.reporting.results import (
     undefined_note,
 )
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.records import read_results
 from ds_distill.tables import Cell, Table
 
 _LIMITED = ("examples", "not_given", "knows")

@@ -24,8 +24,8 @@ from ds_distill.files import write_json, write_text
 from ds_distill.planning.units import duration
 from ds_distill.recipe import dump_recipe
 from ds_distill.recipe.training import Training
+from ds_distill.records import read_object, read_results
 from ds_distill.run.folder import SWEEP, RunFolder
-from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.run.resumable_keys import changes
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant
@@ -72,7 +72,7 @@ class Sweep:
         self._recipes = {run.variant.name: run.recipe.as_written() for run in runs}
         self._refuse_copies()
         if (file := folder / SWEEP).is_file():
-            self._refuse_other(read_as(file, Asked, "Give another --folder.")["runs"], file)
+            self._refuse_other(read_object(file, "Give another --folder.")["runs"], file)
 
     def _refuse_copies(self) -> None:
         """Raises UserError for runs that are the same: they would count as two."""

@@ -24,6 +24,7 @@ from ds_distill.process.activity import mark_step
 from ds_distill.process.signals import Stopped, saves_when_asked, stop_requested
 from ds_distill.process.timers import Timers, timed, timed_each, timing
 from ds_distill.recipe.phases.base import training_name
+from ds_distill.records import Trained, TrainedModel
 from ds_distill.run.events import Bar
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.run import Run
@@ -42,7 +43,7 @@ def train_each(
     trainings: Iterable[Sequence[str]],
     job_of: Callable[[Sequence[str]], Job],
     run: Run,
-) -> dict[str, Any]:
+) -> Trained:
     """Run a phase's trainings, one after the other, without those that are done. Returns the
     phase's record.
 
@@ -59,7 +60,7 @@ def train_each(
     return {"trained": trained}
 
 
-def train(job: Job, run: Run) -> list[dict[str, Any]]:
+def train(job: Job, run: Run) -> list[TrainedModel]:
     """Train a bundle's students and put them into the run's folder; continues from the last
     whole checkpoint. Returns what the phase's record says of each."""
     training = _Training(job, run)
@@ -329,7 +330,7 @@ class _Training:
             found["peak_bytes"] = run.peak_memory.of_training() or 0
         return {key: value for key, value in found.items() if value is not None}
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[TrainedModel]:
         """Publish the trained models and close the engine. Returns the phase's record of each."""
         job, run = self.job, self.run
         epoch = self.progress.best_epoch
@@ -337,7 +338,7 @@ class _Training:
             epoch = (self.progress.step - 1) // self.steps_per_epoch
             self._keep_weights(epoch)
         together, memory = list(job.outputs.values()), self._memory()
-        records = {
+        records: dict[str, Any] = {
             output: {
                 "output": output,
                 **({"together": together} if len(together) > 1 else {}),

@@ -29,15 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import datasets
-import numpy as np
 from cache_files import TWO, make_keys, write_cache
-from records import EVALUATION
 from targets import (
     Target,
     cache_target,
     checkpoint_target,
     data_target,
-    finished_target,
     lock_target,
     model_target,
     recipe_target,
@@ -54,8 +51,6 @@ from toys import (
 )
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.prediction_files import SavedPredictions
-from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.files import write_json
 from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.terminal import escaped, message
@@ -123,46 +118,9 @@ def targets(folder: Path) -> dict[str, Target]:
         "texts to predict": texts_target(folder / "of-texts", classifier),
         "caches": cache_target(folder / "of-caches", cache),
         "run folders": run_target(folder / "of-runs", run.path),
-        "finished runs": finished_target(folder / "of-finished", finished_run(folder / "finished")),
         "locks": lock_target(folder / "of-locks"),
         "checkpoints": checkpoint_target(folder / "of-checkpoints"),
     }
-
-
-def finished_run(folder: Path) -> Path:
-    """What a run of one evaluate phase has written, as far as it is read again."""
-    run = RunFolder(folder)
-    recipe = {
-        "name": "finished",
-        "task": {"type": "single-label", "labels": ["cat", "dog"], "data": {"path": "data"}},
-        "teachers": {"s": {"model": "s"}},
-        "student": {"model": "s"},
-        "phases": [{"evaluate": {"split": "test"}}],
-    }
-    run.create(Recipe.model_validate(recipe), describe_environment(1, "cpu"))
-    write_json(run.record(0, "evaluate"), EVALUATION)
-    environment = describe_environment(1, "cpu")
-    results = {
-        "run": "finished",
-        "student": None,
-        "task": "task",
-        "seconds": 1.0,
-        "uses": [],
-        "phases": [EVALUATION],
-        "environment": environment,
-        "verdict": "level",
-        "description": "",
-    }
-    write_json(run.results, results)
-    logits, labels = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]], np.array([0, 1, 0, 1])
-    predictions = {"s": ClassPredictions(logits, labels)}
-    saved = SavedPredictions(["cat", "dog"], np.arange(4), predictions)
-    saved.write(run.predictions(0, "evaluate"))
-    event = {"event": "train", "number": 0, "phase": "s", "step": 1, "loss": 0.5}
-    timing = {"steps": 1, "seconds": {"forward": 0.5, "rest": 0.1}}
-    lines = [event, {**event, "timing": timing}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 @contextmanager

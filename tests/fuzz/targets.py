@@ -37,15 +37,7 @@ from ds_distill.predictors.prediction import predict
 from ds_distill.process import lock
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.reporting.report import render_report
-from ds_distill.reporting.verdict import verdict
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.inputs import check_inputs
-from ds_distill.run.records import read_results
-from ds_distill.run.timings import read_timings
-from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.tables import Table
 from ds_distill.training.checkpoints import Checkpoints
 from ds_distill.training.progress import Progress
 
@@ -186,43 +178,6 @@ def lock_target(folder: Path) -> Target:
                 pass
 
     return Target(folder, {lock.NAME: changed_json}, use, nodes=(lock.NAME,))
-
-
-def finished_target(folder: Path, run: Path) -> Target:
-    """A finished run that is reported beside another one, profiled, and gone on with."""
-    shutil.copytree(run, folder)
-    other = folder.with_name("other")
-    shutil.copytree(run, other)
-    recipe = load_recipe(run / "recipe.yaml")
-    inputs = {"labels": {"task.labels": ["a", "b"]}, "models": {"student.model": "a hash"}}
-    check_inputs(inputs, RunFolder(folder))
-    changes: dict[str, Change] = {
-        "results.json": changed_json,
-        "environment.json": changed_json,
-        "inputs.json": changed_json,
-        "metrics.jsonl": changed_lines,
-        "phases/00-evaluate.json": changed_json,
-        "predictions/00-evaluate.safetensors": lambda content, draw: damaged(content, draw),
-    }
-
-    def use(place: Path) -> None:
-        tables = side_tables(side_by_side([other, place]))
-        shown = escaped("\n".join(map(Table.text, tables)))
-        assert escaped(shown) == shown
-        made = RunFolder(place)
-        made.check_new_or_same(recipe, resume=True)
-        check_inputs(inputs, made)
-        read_timings(place / "metrics.jsonl")
-        made.create(recipe, describe_environment(1, "cpu"))
-        made.note_phase("evaluate")
-        record = made.read_record(0, "evaluate")
-        if record is not None:
-            results = {**read_results(made.results), "phases": [record]}
-            render_report({**results, "verdict": verdict(results)})
-        made.finished_training(0, ["student"])
-
-    names = ("results.json", "metrics.jsonl", "phases", "models", "predictions", "checkpoints/kept")
-    return Target(folder, changes, use, nodes=names)
 
 
 def cache_target(folder: Path, cache: Path) -> Target:

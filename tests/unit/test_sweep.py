@@ -223,9 +223,6 @@ def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path
         sweep(True, "phases.0.epochs=9")
     with pytest.raises(UserError, match=r"other settings.*only one of the two has a run seed=1"):
         sweep(True, "training.epochs=1,2")
-    (tmp_path / "sweep" / "sweep.json").write_text('{"recipe": "toy.yaml", "runs": ["seed=1"]}')
-    with pytest.raises(UserError, match=r"runs: .*as this version.*another --folder"):
-        sweep()
 
 
 # ----------------------------------------------------------------------------- shared phases

@@ -17,8 +17,8 @@ from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.recipe.tasks import Regression, SingleLabel
+from ds_distill.run.folder import RunFolder
 from ds_distill.run.label_warnings import doubt_text, warn_of_teachers
-from ds_distill.run.records import read_teacher_scores
 from ds_distill.run.teacher_scores import _focus, _keep, _ready, _teaches_nothing
 from ds_distill.tasks.regression import RegressionKind
 from ds_distill.tasks.single_label import SingleLabelKind
@@ -205,7 +205,7 @@ def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_
         log=log,
         kind=RegressionKind(Regression.model_validate(settings), []),
         world=SimpleNamespace(barrier=lambda: None, is_main=True),
-        folder=SimpleNamespace(teacher_scores=tmp_path / "s.json", from_here=str),
+        folder=RunFolder(tmp_path),
         knows=lambda reference, examples: np.ones(len(examples), dtype=bool),
     )
     run.task = run.kind.settings
@@ -215,11 +215,11 @@ def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_
     one.label_map, one.trained = None, False
     examples = Examples(torch.arange(8).view(-1, 2), np.array([0.0, 1, 0, 1], dtype=np.float32))
     for of_model, doubted in (([-4.0, 4, -4, 4], True), ([0.4, 0.6, 0.4, 0.6], False)):
-        (tmp_path / "s.json").unlink(missing_ok=True)
+        run.folder.teacher_scores.unlink(missing_ok=True)
         _keep(
             1, "distil", run, "validation", [one], {"first": np.array(of_model)[:, None]}, examples
         )
-        [entry] = read_teacher_scores(tmp_path / "s.json")
+        [entry] = run.folder.read_teacher_scores()
         assert ("doubt" in entry) is doubted
         if doubted:
             text = entry["doubt"]

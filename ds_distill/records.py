@@ -1,0 +1,163 @@
+"""What phases return, results.json holds and the report reads: JSON objects with these keys.
+
+A key that a class marks NotRequired is there where it says something. Figures of metrics stand
+under the metrics' names.
+"""
+# Not with annotations of the future: typing would take a NotRequired in a string for a required key
+
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.recipe.phases import PHASES
+
+
+class Record(TypedDict):
+    """Of each phase, beside what its kind returns."""
+
+    phase: str
+    kind: str
+    task: str
+    seconds: float
+    peak_bytes: NotRequired[int | None]
+    """The most that rank 0 held."""
+
+
+class TrainedModel(TypedDict):
+    output: str
+    together: NotRequired[list[str]]
+    """All that were trained in one engine, where they are several."""
+    split: str
+    examples: int
+    windows: NotRequired[int]
+    pairs: NotRequired[bool]
+    steps: int
+    choosing: dict[str, Any] | None
+    """The examples that chose the epoch, and the score on them."""
+    measures: NotRequired[dict[str, float]]
+    skipped: NotRequired[int]
+    """Steps that changed no weight."""
+    peak_bytes: NotRequired[int]
+    """Of a GPU."""
+    planned_bytes: NotRequired[int]
+
+
+class Trained(TypedDict):
+    """Of fine-tuning and distilling."""
+
+    trained: list[TrainedModel]
+
+
+class CacheRecord(TypedDict):
+    splits: list[str]
+    folder: NotRequired[str]
+    examples: int
+    added: int
+    """Of the examples, those that this run has written."""
+    not_given: NotRequired[dict[str, int]]
+    """By teacher from a file: of how many it says nothing."""
+    fidelity: NotRequired[dict[str, Any]]
+
+
+class ExpertiseRecord(TypedDict):
+    split: str
+    examples: int
+    teachers: list[str]
+    """Those that the phases after it have."""
+    left_out: dict[str, str]
+    comparison: dict[str, Any]
+    """See `ds_distill.routing.comparison.Comparison.to_json`."""
+    comparison_of_all: NotRequired[dict[str, Any]]
+    texts: NotRequired[list[str]]
+    warnings: NotRequired[list[str]]
+
+
+class Expansion(TypedDict):
+    """Of a vocabulary."""
+
+    output: str
+    split: str
+    known: int
+    added: int
+    not_used: int
+    share_of_tokens: float
+    tokens_before: float
+    """A text."""
+    tokens_after: float
+    most_frequent: dict[str, int]
+
+
+class Evaluation(TypedDict):
+    split: str
+    over: str
+    metric: str
+    metric_settings: dict[str, Any]
+    examples_mark: NotRequired[str]
+    models: dict[str, dict[str, Any]]
+    """Of each `role`, `parameters`, `examples`, its scores and `to_baseline`."""
+    baseline: dict[str, Any]
+    comparisons: list[dict[str, Any]]
+    """Of each student with each other model: `student`, `other`, `difference`, `interval`."""
+    warnings: NotRequired[list[str]]
+
+
+class Results(TypedDict):
+    """results.json."""
+
+    student: NotRequired[str | None]
+    task: NotRequired[str]
+    seconds: float
+    phases: list[dict[str, Any]]
+
+
+_OF_KIND: dict[str | None, Any] = {
+    "evaluation": Evaluation,
+    "expertise": ExpertiseRecord,
+    "start": Expansion,
+}
+"""By what a kind of phase makes."""
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """results.json of a finished run. Raises UserError where it is unreadable, or an earlier
+    version's."""
+    fix = "Copy the run again, or evaluate its student anew."
+    found: dict[str, Any] = read_object(file, fix, Results)
+    for number, record in enumerate(found["phases"]):
+        _check_record(record, f"{file}: phases.{number}", fix)
+    return found
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """A phase's record. Raises as `read_results`."""
+    fix = "Remove that file, and the phase runs again."
+    found = read_object(file, fix)
+    _check_record(found, str(file), fix)
+    return found
+
+
+def read_object(file: Path, fix: str, kind: Any = None) -> Any:
+    """What a run wrote as JSON. Raises UserError where it is unreadable, or lacks what `kind`
+    requires; fix: what to do then."""
+    try:
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not readable as JSON: {error}. {fix}") from error
+    _check(kind, found, str(file), fix)
+    return found
+
+
+def _check_record(record: dict[str, Any], where: str, fix: str) -> None:
+    _check(Record, record, where, fix)
+    if record["kind"] not in PHASES:
+        raise UserError(f"{where}: no kind of phase is called {record['kind']!r}. {fix}")
+    _check(_OF_KIND.get(PHASES[record["kind"]].makes), record, where, fix)
+
+
+def _check(kind: Any, found: Any, where: str, fix: str) -> None:
+    if kind is not None and (missing := sorted(kind.__required_keys__ - {*found})):
+        raise UserError(
+            f"{where}: has no {', '.join(missing)}. It is not as this version of ds_distill "
+            f"writes it. {fix}"
+        )
