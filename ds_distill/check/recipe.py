@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
-from ds_distill.check.machine_memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import key_of, phase_mistakes, with_location
 from ds_distill.check.shared_caches import shared_cache_mistakes
@@ -25,7 +24,6 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError, refuse
 from ds_distill.models.student import config_of
-from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.correction import Corrected
 from ds_distill.recipe.lineage import shippable, students, trained_on
@@ -33,44 +31,16 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.training import Training
 
 
-def check_recipe(
-    recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False, ranks_here: int = 1
-) -> None:
+def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) -> None:
     """Phases, DeepSpeed config and the models' configurations, tokenizers and headers. Reads no
-    data and no weights. Raises UserError with all that is wrong.
-
-    ranks_here: on this machine, whose memory is to hold them; of others see `check_memory`.
-    """
+    data and no weights. Raises UserError with all that is wrong."""
     models = Models(recipe, on_gpu=on_gpu)
-    found = [*_settings(recipe, num_ranks), *models.mistakes()]
-    if not found and ranks_here and not on_gpu:
-        found = [*_too_large(recipe, models, ranks_here, num_ranks)]
-    _refuse(recipe, found)
+    _refuse(recipe, [*_settings(recipe, num_ranks), *models.mistakes()])
 
 
 def check_settings(recipe: Recipe) -> None:
     """What needs neither models nor data, for one rank. Raises UserError with all that is wrong."""
     _refuse(recipe, _settings(recipe, 1))
-
-
-def check_memory(recipe: Recipe, machines: Mapping[str, tuple[int, int]], ranks: int) -> None:
-    """Whether CPU hosts can hold the models of a recipe that passed `check_recipe`. Raises
-    UserError with all that is wrong.
-
-    machines: by name bytes, and how many of all `ranks` are there.
-    """
-    configs = {"student": config_of(recipe, "student")}
-    configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
-    _refuse(
-        recipe,
-        (
-            mistake
-            for machine, (memory, here) in machines.items()
-            for mistake in memory_mistakes(
-                recipe, configs, memory, machine, ranks_here=here, ranks=ranks
-            )
-        ),
-    )
 
 
 def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
@@ -107,7 +77,7 @@ def check_all(
         its classes. Raises UserError with all that is wrong.
     """
     models = Models(recipe, on_gpu=False)
-    found = [*_settings(recipe, 1), *models.mistakes()] or [*_too_large(recipe, models)]
+    found = [*_settings(recipe, 1), *models.mistakes()]
     try:
         sources = open_sources(recipe, progress)
         of_tasks = _data(recipe, sources)
@@ -165,15 +135,6 @@ def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
         *ships_the_last(recipe, sources),
         *(note for data in of_tasks for note in data.label_notes(teachers)),
     ]
-
-
-def _too_large(
-    recipe: Recipe, models: Models, ranks_here: int = 1, ranks: int = 1
-) -> Iterator[str]:
-    """Of a recipe without other mistakes: sizes can follow from them."""
-    return memory_mistakes(
-        recipe, models.configs, machine_memory(), ranks_here=ranks_here, ranks=ranks
-    )
 
 
 def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:

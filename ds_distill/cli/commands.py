@@ -20,7 +20,6 @@ from ds_distill.cli.loading import (
     phases_until,
     print_reading,
     quiet_libraries,
-    say_measuring,
     text_output,
     write_json_output,
 )
@@ -334,7 +333,7 @@ def predict(
         )
 
 
-@app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100 --figure plan.svg")
+@app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100")
 @with_options
 def plan(
     given: Given,
@@ -347,9 +346,6 @@ def plan(
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the plan to this file, too.")] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw memory and speed on up to 1,024 GPUs (.svg).")
-    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show every way of running a phase, not the recipe's own.")
     ] = False,
@@ -362,19 +358,14 @@ def plan(
     """
     loaded = given.load()
     quiet_libraries()
-    from ds_distill.planning.curves import plot_curves
     from ds_distill.planning.gpus import find_device
     from ds_distill.planning.planner import Planner
     from ds_distill.planning.table import plan_text
 
-    say_measuring()
-    planner = Planner(loaded, find_device(gpu, gpus), gpus)
-    made = planner.plan()
+    made = Planner(loaded, find_device(gpu, gpus), gpus).plan()
     say(plan_text(made, every), end="")
     if json is not None:
         write_json_output(json, made.to_json())
-    if figure is not None:
-        plot_curves(planner, figure)
 
 
 app.command(epilog="Example: ds-distill profile quickstart; ds-distill profile runs/quickstart")(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -134,18 +133,6 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-
-
-class _Sayer(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage(), error=True)
-
-
-def say_measuring() -> None:
-    """Say on standard error what a plan measures on this CPU."""
-    logger = logging.getLogger("ds_distill.planning.cpu_speed")
-    logger.setLevel(logging.INFO)
-    logger.handlers[:] = [_Sayer()]
 
 
 @contextmanager

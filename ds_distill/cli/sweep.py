@@ -83,7 +83,6 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resum
 
     report: writes what the runs found, and returns it as text.
     """
-    from ds_distill.sweep.disk import check_disk
     from ds_distill.sweep.run_processes import Pool, launches_at_once, visible_gpus
 
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
@@ -91,9 +90,8 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resum
     if ranks is not None:
         jobs = launches_at_once(jobs, ranks, gpus)
         lines.append(f"Each has {ranks} ranks; at once: {jobs}")
-    disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=resume)
     asked.begin()
-    for line in [*lines, disk]:
+    for line in lines:
         say(line)
     pool = Pool(jobs, gpus, ranks)
     message = f"{asked.path} keeps what is done. Continue with: {same_command('--resume')}"

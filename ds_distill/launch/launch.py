@@ -160,7 +160,7 @@ def _check(work: Work, ranks: int, ranks_here: int) -> None:
 
     gpus = count_gpus()
     check_gpus(ranks_here, gpus)
-    check_recipe(work.recipe, num_ranks=ranks, on_gpu=gpus > 0, ranks_here=ranks_here)
+    check_recipe(work.recipe, num_ranks=ranks, on_gpu=gpus > 0)
     if not work.resume:
         check_data(work.recipe, open_sources(work.recipe))
 
@@ -234,11 +234,6 @@ def _prepare(work: Work, options: LaunchOptions, order: AgentOrder) -> AgentOrde
         )
         answers = examine(probes, question)
     _report_busy(hosts, answers)
-    from ds_distill.check.recipe import check_memory
-
-    named = zip(hosts, answers, strict=True)
-    on_cpus = {host: (one.memory, len(hosts[host])) for host, one in named if not one.gpus}
-    check_memory(work.recipe, on_cpus, count_ranks(hosts))
     on_cpu = not any(answer.gpus for answer in answers)
     more = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
     return replace(order, environment={**order.environment, **more})

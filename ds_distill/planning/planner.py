@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -85,30 +84,6 @@ class Planner:
         notes = list(dict.fromkeys(self.notes))
         every = list(models.values())
         return Plan(self.recipe.name, self.device, self.ranks, every, jobs, caches, pays, notes)
-
-    def on(self, ranks: int) -> Planner:
-        """A planner for another number of ranks; what is known of models and data is shared."""
-        other = copy.copy(self)
-        other.ranks = ranks
-        return other
-
-    def last_job(self) -> JobPlan | None:
-        """The plan of the last phase that trains, with the micro-batch that it has on one rank;
-        None where no phase trains."""
-        phases = [
-            (number, phase)
-            for number, phase in enumerate(self.recipe.phases)
-            if isinstance(phase, TrainingPhase)
-        ]
-        if not phases:
-            return None
-        number, phase = phases[-1]
-        micro_batch, micro_steps = batch_shape(phase, 1)
-        batch = micro_batch * micro_steps * self.ranks
-        scaled = phase.model_copy(update={"batch_size": batch, "micro_batch_size": micro_batch})
-        outputs = phase.trainings[0]
-        starts = tuple(map(phase.start_of, outputs))
-        return self._job(number, scaled, starts, [training_name(outputs)])
 
     def _needs_bf16(self) -> bool:
         config = deepspeed_config(self._deepspeed, None, 1)

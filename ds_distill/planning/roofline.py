@@ -1,6 +1,5 @@
 """Seconds of a step, from its operations and a device's speed: each kernel takes as long as its
-matrix product, its traffic to memory or its launch, whichever is longest. Nothing overlaps. On a
-CPU, which is at hand, models run some layers instead, unless that would take too long."""
+matrix product, its traffic to memory or its launch, whichever is longest. Nothing overlaps."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ds_distill.planning.cpu_speed import measured_optimizer_seconds, measured_seconds
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
 from ds_distill.planning.models import Pass, PlannedModel, cost
@@ -44,12 +42,7 @@ def seconds(cost: Cost, device: Device, dtype: torch.dtype) -> float:
 
 def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
     """Of a model's pass."""
-    measured = None
-    if not device.is_gpu:  # whose figures are a rank's, and ranks share the cores
-        measured = measured_seconds(model, of, device.flops(of.dtype) * device.per_machine)
-    if measured is None:
-        return seconds(cost(model, of), device, of.dtype)
-    return measured * device.per_machine
+    return seconds(cost(model, of), device, of.dtype)
 
 
 def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> float:
@@ -58,10 +51,6 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
 
     numels: elements of each weight.
     """
-    if not device.is_gpu:
-        dtype = torch.bfloat16 if zero.bytes_per_weight == 2 else torch.float32
-        whole = measured_optimizer_seconds(numels, dtype) * device.per_machine
-        return whole if zero.stage == 0 else whole / zero.ranks
     share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
     of_weights = len(numels) * device.per_weight

@@ -27,7 +27,6 @@ from ds_distill.recipe.training import Training
 from ds_distill.records import read_object, read_results
 from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.run.resumable_keys import changes
-from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Draws, drawn
 from ds_distill.sweep.run_processes import Child, Pool, last_phase
@@ -143,14 +142,6 @@ class Sweep:
             once = "once" if len(runs) == 1 else f"once in each of {len(runs)} groups"
             lines.append(f"{sum(runs)} of them share, and run {once}: {names}")
         return lines
-
-    def most_bytes(self, jobs: int, keep: bool) -> dict[str, int]:
-        """See `most_at_a_time`. Reads data."""
-        known: Known = {}
-        phases = {run.variant: shared.phases for shared in self.shared for run in shared.runs}
-        runs = [taken(run.recipe, known, phases.get(run.variant, 0)) for run in self.runs]
-        shared = [taken(one.runs[0].recipe, known, 0, one.phases) for one in self.shared]
-        return most_at_a_time(runs, shared, jobs, keep)
 
     def run(self, pool: Pool, keep: bool, say: Callable[[str], None]) -> list[str]:
         """Run what is left. Returns the names of runs that failed.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +10,20 @@ import numpy as np
 import pytest
 import torch
 from flops import encoder_flops
-from passes import CONFIGS, SIZE, allocated_peak, model_of, of, real, run
+from passes import CONFIGS, allocated_peak, model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig
 
 from ds_distill.models.load import checkpoint_activations
-from ds_distill.planning import cpu_speed as measured
-from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import (
-    Pass,
-    PlannedModel,
     cost,
     planned_model,
     shipped_configs,
 )
-from ds_distill.planning.roofline import pass_seconds, seconds
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView
 
 SHAPES = [(8, 64), *(pytest.param(of, marks=pytest.mark.further) for of in ((4, 32), (3, 128)))]
-FAST = 5e10
-"""Operations a second."""
 
 
 def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
@@ -159,58 +150,3 @@ def test_flops_are_those_of_the_closed_form() -> None:
         if "deberta" in name:
             closed += 24 * 2 * 2 * 512 * 1024**2
         assert planned == pytest.approx(closed, rel=0.001)  # the head's few rows
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_cpu_runs_some_layers_and_a_part_of_the_batch(
-    monkeypatch: pytest.MonkeyPatch, trains: bool
-) -> None:
-    """The clock is replaced by a count of what runs: layers and examples, and the embeddings."""
-
-    def counted(model: PlannedModel, depths: tuple[int, ...], one: Pass) -> list[float]:
-        return [(10.0 + layers) * one.examples for layers in depths]
-
-    monkeypatch.setattr(measured, "_seconds", counted)
-    six, one = model_of("bert"), of(100, 16, trains)
-    assert measured.measured_seconds(six, one, FAST) == pytest.approx((10 + 6) * 100)
-    deep = replace(six, config=BertConfig(**{**SIZE, "num_hidden_layers": 24}))
-    assert measured.measured_seconds(deep, replace(one, examples=7), FAST) == pytest.approx(34 * 7)
-    masked = replace(six, classes=None)
-    assert measured.measured_seconds(masked, replace(one, rows=240), FAST) == pytest.approx(1600)
-
-
-def test_a_measured_pass_is_run() -> None:
-    taken = measured.measured_seconds(model_of("deberta"), of(2, 16, True), FAST)
-    assert taken is not None and taken > 0
-
-
-def test_teachers_of_one_size_are_measured_once(caplog: pytest.LogCaptureFixture) -> None:
-    first, one = replace(model_of("bert"), name="first"), of(3, 8, False)
-    config = copy.deepcopy(first.config)
-    config._name_or_path = "elsewhere"
-    second = replace(first, name="second", reference="elsewhere", config=config)
-    with caplog.at_level("INFO"):
-        assert measured._seconds(first, (2,), one) is measured._seconds(second, (2,), one)
-        measured._seconds(replace(second, classes=9), (2,), one)
-    said = [line for line in caplog.messages if "3 x 8 tokens" in line]
-    assert [line.split(" of ")[1].split()[0] for line in said] == ["first", "second"]
-
-
-def test_what_a_cpu_would_take_long_to_run_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A laptop without a GPU plans 24 layers: their passes took ten minutes without a word."""
-    ran: list[Pass] = []
-
-    def counted(model: PlannedModel, depths: tuple[int, ...], one: Pass) -> list[float]:
-        ran.append(one)
-        return [1.0 for _ in depths]
-
-    monkeypatch.setattr(measured, "_seconds", counted)
-    large = planned_model(
-        "model", str(shipped_configs()["google-bert/bert-large-uncased"]), classes=2
-    )
-    assert measured.measured_seconds(large, of(32, 128, True), FAST) == 32 / 2
-    assert [one.examples for one in ran] == [2]  # 97 GFLOP of five layers
-    slow = replace(GPUS["l4"], name="cpu", half_flops=1e9, full_flops=1e9, per_machine=1)
-    one = of(4, 128, True)
-    assert pass_seconds(large, one, slow) == seconds(cost(large, one), slow, one.dtype)
-    assert len(ran) == 1

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -470,10 +469,10 @@ def run(*arguments: str) -> Any:
     return result
 
 
-def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
+def test_the_command_shows_and_writes(tmp_path: Path) -> None:
     file = str(recipe_file(tmp_path))
-    told, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
-    done = run(file, "--gpus", "2", "--gpu", "H100", "--json", str(told), "--figure", str(drawn))
+    told = tmp_path / "plan.json"
+    done = run(file, "--gpus", "2", "--gpu", "H100", "--json", str(told))
     assert done.exit_code == 0, done.output
     assert "2 x h100" in done.output and "  live stage 3" in done.output
     assert "cached stage 1" not in done.output and "--all" in done.output
@@ -485,8 +484,6 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
     assert job["chosen"]["fits"] and job["chosen"]["total"] > job["chosen"]["activations"]
     assert plan["device"]["name"] == "h100" and plan["ranks"] == 2
     assert plan["models"]["student"]["parameters"] == 4_386_307
-    text = ElementTree.tostring(ElementTree.parse(drawn).getroot(), encoding="unicode")
-    assert "svg" in text and len(text) > 5000
 
 
 @pytest.mark.parametrize(
@@ -514,7 +511,6 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
             ),
             "phases.fine-tune.shared_head=true: one pooling layer fits states of one width",
         ),
-        (("--figure", "x.bmp"), "ends in .svg, .png or .pdf"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(

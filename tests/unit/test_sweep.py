@@ -28,7 +28,6 @@ from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.resampling import drawn
 from ds_distill.sweep.run_processes import Child, Pool, launches_at_once, visible_gpus
@@ -585,37 +584,6 @@ def test_each_launch_has_gpus_of_its_own():
         launches_at_once(1, 3, ["0", "1"])
     alone = Pool(3, ["0", "1"])
     assert [alone.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == list("010")
-
-
-def test_the_disk_is_what_runs_hold_at_once():
-    """Against the sums by hand: a shared run stays, of the others `jobs` are there at a time."""
-    runs = [Taken(models=100, training=20), Taken(models=60, training=50), Taken(data=5)]
-    shared = [Taken(models=7, caches=1000, training=70)]
-    alone = most_at_a_time(runs, shared, 1, keep=False)
-    assert alone == {"models": 7 + 100, "caches": 1000, "data": 0, "checkpoints": 70}
-    two = most_at_a_time(runs, shared, 2, keep=False)
-    assert two == {"models": 167, "caches": 1000, "data": 0, "checkpoints": 120}
-    kept = most_at_a_time(runs, shared, 1, keep=True)
-    assert kept == {"models": 167, "caches": 1000, "data": 5, "checkpoints": 70}
-
-
-def test_the_estimate_is_near_what_a_run_writes(toy_recipe, tmp_path, tiny_models):
-    """Weights of the toy model are counted on disk; the cache by its rows."""
-    recipe = load_recipe(toy_recipe)
-    found = taken(recipe, {})
-    whole = (tiny_models["toy"] / "model.safetensors").stat().st_size
-    # Two teachers, two students of half the layers, and a copy of the one to ship.
-    assert 0.5 * 5 * whole < found.models < 5 * whole
-    assert found.caches == 200 * 2 * 3 * 2, "200 texts, two teachers, three classes in 2 bytes"
-    assert found.training > whole and found.data > 0
-    shared, rest = taken(recipe, {}, 0, 4), taken(recipe, {}, 4)
-    assert shared.models + rest.models == found.models
-    assert (shared.caches, rest.caches) == (found.caches, 0)
-    free = {"models": 10}
-    assert "at most about 0.0 kB" in check_disk(tmp_path / "new" / "sweep", free, resume=False)
-    with pytest.raises(UserError, match=r"take about .* \(models .*fewer --jobs"):
-        check_disk(tmp_path, {"models": 10**18}, resume=False)
-    assert "at most about" in check_disk(tmp_path, {"models": 10**18}, resume=True)
 
 
 def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
