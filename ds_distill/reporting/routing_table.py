@@ -23,7 +23,10 @@ def routing_table(comparison: Comparison, split: str) -> Table:
     most = "a teacher that is right, where one is: how far choosing can go"
     rows.append(_cells(metric, "any teacher", comparison.any_teacher, most))
     agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
-    notes = [f"Choice: {comparison.choice}. {reason(comparison)}"]
+    notes = [
+        f"Routing `chosen` is {comparison.choice} here. {reason(comparison)} These are targets: "
+        "which student is shipped, its own score decides."
+    ]
     notes += [f"Not compared: {name}, as {why}." for name, why in comparison.not_compared.items()]
     if agreement:
         notes.append(f"Teachers predict the same: {agreement}.")

@@ -109,7 +109,7 @@ def _execute(
             _run_phases(recipe, folder, log, runs, first)
             if world.is_main and first is None:
                 mark_phase("publish")
-                publish(recipe, folder, log)
+                publish(recipe, folder, world.device, log)
             world.barrier()
         except (Exception, KeyboardInterrupt) as error:
             if world.is_main and not folder.results.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -120,6 +120,5 @@ def inference_engine(
         label_maps=label_maps_of(references),
         tokens=None if fp32 else run.data.taught_tokens(references),
     )
-    engine = Engine(bundle, config, run.world)
-    yield engine
-    engine.close()
+    with closing(Engine(bundle, config, run.world)) as engine:
+        yield engine

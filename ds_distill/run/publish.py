@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.task_params import KEY
@@ -28,8 +30,8 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.run.speed import quick_speed
 
 
-def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
-    """Write student/, results.json and report.html. Main process only."""
+def publish(recipe: Recipe, folder: RunFolder, device: torch.device, log: RunLog) -> None:
+    """Write student/, results.json and report.html. Main process only; device: its own."""
     records = [
         read_record(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
@@ -37,11 +39,16 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
     results = _results(recipe, folder, records)
     results["student"] = chosen[1] if chosen else None
     results["task"] = recipe.task_name(recipe.phases[chosen[0] if chosen else -1])
-    if (speed := quick_speed(recipe, folder, results, log)) is not None:
+    if (speed := quick_speed(recipe, folder, results, device, log)) is not None:
         results["speed"] = speed
     results["verdict"] = verdict(results)
     if chosen is not None:
         number, output = chosen
+        if len(shippable(recipe, CHOOSING_SPLIT)) > 1:
+            log.info(
+                f"Shipped: {output}, of the students the best on the examples that choose, or the "
+                "last where those have no score."
+            )
         with new_folder(folder.student) as temporary:
             shutil.copytree(folder.model(number, output), temporary, dirs_exist_ok=True)
             write_text(temporary / "README.md", model_card(recipe, results))

@@ -71,10 +71,12 @@ class Case:
 
 @torch.inference_mode()
 def quick_speed(
-    recipe: Recipe, run: RunFolder, results: Mapping[str, Any], log: RunLog
+    recipe: Recipe, run: RunFolder, results: Mapping[str, Any], device: torch.device, log: RunLog
 ) -> dict[str, Any] | None:
     """Median seconds for one text of `max_length` tokens, by model, of those that were evaluated
     last; None where nothing was. In fp32, one model after the other: all of them may not fit.
+
+    device: of the run's ranks.
 
     A few batches say by how much a student is faster; `ds-distill profile` says the rest.
     """
@@ -82,7 +84,6 @@ def quick_speed(
         return None
     record = evaluations[0]
     length = recipe.tasks_by_name[record["task"]].max_length
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seconds: dict[str, float] = {}
     for name in record["models"]:
         if name == START or name in recipe.from_files:

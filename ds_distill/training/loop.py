@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ def train(job: Job, run: Run) -> list[TrainedModel]:
     whole checkpoint. Returns what the phase's record says of each."""
     training = _Training(job, run)
     bar_of = run.log.bar(job.name, training.total_steps, training.progress.step)
-    with saves_when_asked():
+    with closing(training.engine), saves_when_asked():
         with timing(training.timers), bar_of as bar:
             for epoch in training.epochs_left():
                 training.run_epoch(epoch, bar)
@@ -219,7 +220,7 @@ class _Training:
             about["skipped"] = self.progress.skipped
             about["schedule"] = "planned steps"  # skipped ones among them
         self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
-        bar.advance(0, progress_note(values, rate))
+        bar.advance(0, progress_note(values, rate, self.run.world))
 
     def _astray(self, epoch: int, loss: float) -> UserError:
         """Why a loss is not finite: looks at the batches since the last one that was."""
@@ -331,7 +332,7 @@ class _Training:
         return {key: value for key, value in found.items() if value is not None}
 
     def finish(self) -> list[TrainedModel]:
-        """Publish the trained models and close the engine. Returns the phase's record of each."""
+        """Publish the trained models. Returns the phase's record of each."""
         job, run = self.job, self.run
         epoch = self.progress.best_epoch
         if epoch is None or job.settings.keep == "last":
@@ -356,7 +357,6 @@ class _Training:
         if run.world.is_main:
             run.folder.publish_models(job.number, job.name, epoch, records)
         run.world.barrier()
-        self.engine.close()
         if run.profiler is not None:
             run.profiler.end()
         mark_step(None)

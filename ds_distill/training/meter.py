@@ -99,7 +99,7 @@ class Meter:
         return len(self._before) - 1, ["their sum"]
 
 
-def progress_note(values: dict[str, float], learning_rate: float) -> str:
+def progress_note(values: dict[str, float], learning_rate: float, world: World) -> str:
     """What stands beside a training's progress.
 
     values: as `Meter.read` gives them.
@@ -107,6 +107,6 @@ def progress_note(values: dict[str, float], learning_rate: float) -> str:
     note = f"loss {values['loss']:.4f}, lr {learning_rate:.2g}"
     if speed := values.get("tokens_per_second"):
         note += f", {speed:,.0f} tokens/s"
-    if torch.cuda.is_available():
+    if world.device.type == "cuda":
         note += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
     return note

@@ -137,7 +137,7 @@ def test_route_tells_the_same_as_the_run_and_changes_nothing(finished, ds_distil
     done = ds_distill("route", "toy.yaml", "--folder", "run", cwd=finished)
     assert done.returncode == 0, done.stderr
     comparison = json.loads((run / "routing.json").read_text())
-    assert f"Choice: {comparison['choice']}." in done.stdout
+    assert f"Routing `chosen` is {comparison['choice']} here." in done.stdout
     for name, score in comparison["policies"].items():
         [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}  ")]
         assert f"{score['score']:.1%}" in line

@@ -331,7 +331,7 @@ def test_the_table_shows_every_row_and_the_choice():
     for name, policy in found.policies.items():
         [line] = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
         assert f"{policy.score:.1%}" in line
-    assert "Choice: gate" in text and "first, second" in text
+    assert "Routing `chosen` is gate here" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)
 
 
