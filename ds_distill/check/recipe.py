@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
-from ds_distill.check.needs import key_of, phase_mistakes, with_location
+from ds_distill.check.needs import phase_mistakes, with_location
 from ds_distill.check.shared_caches import shared_cache_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.open_source import open_source
@@ -25,7 +25,6 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError, refuse
 from ds_distill.models.student import config_of
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.correction import Corrected
 from ds_distill.recipe.lineage import shippable, students, trained_on
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.training import Training
@@ -96,34 +95,6 @@ def check_all(
         *(note for data in of_tasks for note in data.notes(teachers)),
         *(note for data in of_tasks for note in data.cut_texts(models.student_tokenizer())),
     ]
-
-
-def check_corrected(meant: Corrected, progress: Progress | None = None) -> Iterator[str]:
-    """What is wrong with the models and data of a recipe with other mistakes, which are corrected
-    for it, where nothing that was corrected decides it.
-
-    progress: as of `open_source`.
-    """
-    recipe = meant.recipe
-    assert recipe is not None
-    models = Models(recipe, on_gpu=False)
-    for mistake in models.mistakes():
-        if not meant.is_doubtful(tuple(key_of(mistake).split("."))):
-            yield with_location(recipe, mistake)
-    if any(at[0] in ("task", "tasks") or at[-1] in ("split", "splits") for at in meant.touched):
-        return
-    try:
-        of_tasks = _data(recipe, open_sources(recipe, progress))
-    except UserError as error:
-        yield from error.mistakes
-        return
-    teachers = {
-        name: config
-        for name, config in models.teachers().items()
-        if not meant.is_doubtful(("teachers", name))
-    }
-    for data in of_tasks:
-        yield from (with_location(recipe, mistake) for mistake in data.mistakes(teachers))
 
 
 def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:

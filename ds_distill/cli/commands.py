@@ -36,7 +36,7 @@ from ds_distill.cli.push import push
 from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
-from ds_distill.errors import UserError, refuse
+from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.process.activity import announced
 from ds_distill.process.identity import get_rank, is_rank
@@ -197,13 +197,10 @@ def launch(
 @with_options
 def check(given: Given) -> None:
     """Find all mistakes in a recipe, its data and models, before anything starts."""
-    from ds_distill.recipe.load import Mistaken
-
     try:
         loaded = given.load()
-    except Mistaken as error:
-        if error.corrected.recipe is not None:
-            refuse([*error.mistakes, *_of_models_and_data(error.corrected)])
+    except UserError:
+        say("Phases, models and data are looked at once these are mended: there may be more.")
         raise
     import_without_torch()
     quiet_libraries()
@@ -218,16 +215,6 @@ def check(given: Given) -> None:
         say(line)
     for note in notes:
         say(f"Note: {note}")
-
-
-def _of_models_and_data(meant) -> list[str]:  # type: ignore[no-untyped-def]
-    """See `check_corrected`."""
-    import_without_torch()
-    quiet_libraries()
-    from ds_distill.check.recipe import check_corrected
-
-    with announced(partial(say, error=True)):
-        return [*check_corrected(meant, print_reading)]
 
 
 @app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")

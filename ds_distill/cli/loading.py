@@ -23,24 +23,11 @@ def load(  # type: ignore[no-untyped-def]
 ):
     """Read a recipe. Before what imports transformers or datasets: see `go_offline`.
 
-    models: others that the command will read. Raises UserError with all mistakes that can be told
-    without these.
+    models: others that the command will read.
     """
     from ds_distill.recipe import load_recipe
-    from ds_distill.recipe.load import Mistaken
 
-    try:
-        loaded = load_recipe(recipe, overrides or [], small)
-    except Mistaken as error:
-        meant = error.corrected
-        if meant.recipe is None:
-            raise
-        go_offline_for(meant.recipe)
-        from ds_distill.check.needs import phase_mistakes, with_location
-
-        more = phase_mistakes(meant.recipe, leave_out=meant.doubtful_phases())
-        located = (with_location(meant.recipe, mistake) for mistake in more)
-        raise Mistaken(*dict.fromkeys([*error.mistakes, *located]), corrected=meant) from error
+    loaded = load_recipe(recipe, overrides or [], small)
     go_offline_for(loaded, models)
     return loaded
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_text
-from ds_distill.recipe.correction import Corrected, corrected
 from ds_distill.recipe.mistakes import lines_of
 from ds_distill.recipe.overrides import apply_override, lay_over
 from ds_distill.recipe.schema import Recipe
@@ -119,23 +118,12 @@ def name_of(path: Path) -> str:
 S = TypeVar("S", bound=Section)
 
 
-class Mistaken(UserError):
-    """A file that is no recipe."""
-
-    def __init__(self, *mistakes: str, corrected: Corrected) -> None:
-        super().__init__(*mistakes)
-        self.corrected = corrected
-
-
 def validate(kind: type[S], data: Mapping[Any, Any]) -> S:
-    """A file's content as a section. Raises Mistaken with a line for each mistake."""
+    """A file's content as a section. Raises UserError with a line for each mistake."""
     try:
         made = kind.model_validate(data)
     except ValidationError as failure:
-        meant = Corrected(failure.errors(include_url=False))
-        if kind is Recipe and isinstance(data, Keys):
-            meant = corrected(data, failure)
-        raise Mistaken(*lines_of(data, meant.errors), corrected=meant) from failure
+        raise UserError(*lines_of(data, failure.errors(include_url=False))) from failure
     if isinstance(made, Recipe) and isinstance(data, Keys):
         made.was_read_as(data)
     return made
