@@ -1,4 +1,4 @@
-"""Write docs/reference.md and ds_configs/recipe.schema.json from the sections of a recipe.
+"""Write docs/reference.md from the sections of a recipe.
 
 python docs/reference.py
 """
@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ds_distill.recipe.json_schema import Schema, choices, recipe_json_schema, schema_text
+from ds_distill.recipe.json_schema import Schema, choices, recipe_json_schema
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
-SCHEMA = ROOT / "ds_configs" / "recipe.schema.json"
 
 INTRODUCTION = """\
 # Every key of a recipe
@@ -25,9 +24,8 @@ Written by `python docs/reference.py` from the docstrings in `ds_distill`; do no
 
 **In an editor.** The JSON schema of recipes completes keys and marks mistakes as you type:
 `ds-distill recipes --schema > recipe.schema.json` writes it, with the parts of other packages that
-you have installed; [recipe.schema.json](../ds_configs/recipe.schema.json) is of this package.
-With the YAML extension of VS Code, or another editor that runs yaml-language-server, make this the
-first line of a recipe:
+you have installed. With the YAML extension of VS Code, or another editor that runs
+yaml-language-server, make this the first line of a recipe:
 
 ```text
 # yaml-language-server: $schema=recipe.schema.json
@@ -156,4 +154,3 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    SCHEMA.write_text(schema_text(), encoding="utf-8")
