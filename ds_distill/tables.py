@@ -4,8 +4,8 @@ HTML."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Outcome = Literal["", "better", "worse"]
@@ -21,6 +21,8 @@ class Cell:
     text: str
     outcome: Outcome = ""
     """Of a difference that is beyond chance."""
+    share: float | None = None
+    """Of the whole, which a page draws as a bar."""
 
     def __str__(self) -> str:
         """`*` stands behind a difference beyond chance."""
@@ -36,6 +38,19 @@ class Table:
     """Sentences below it."""
     folded: Sequence[Sequence[str | Cell]] = field(default=())
     """More rows, which a page shows when asked to, and text not at all."""
+    shipped: str = ""
+    """The row, or the column, that a page sets off, by its first cell or its head."""
+
+    def parts(self, most: int) -> Iterator[Table]:
+        """Tables of the same rows with so many columns at most beside the first: a page can be long
+        but not wide."""
+        for start in range(1, len(self.heads), most):
+            heads, *rows = (
+                [row[0], *row[start : start + most]]
+                for row in (self.heads, *self.rows, *self.folded)
+            )
+            shown, folded = rows[: len(self.rows)], rows[len(self.rows) :]
+            yield replace(self, heads=list(map(str, heads)), rows=shown, folded=folded)
 
     def text(self) -> str:
         """The title, the rows and the notes, an empty line between them. Columns are as wide as
@@ -56,7 +71,8 @@ class Table:
         if self.folded:
             yield f"and {len(self.folded):,} more"
 
-    def markdown(self) -> str:
-        """The rows. Cells are Markdown, in which a `|` is escaped."""
-        head, *rows = (f"| {' | '.join(map(str, row))} |" for row in [self.heads, *self.rows])
+    def markdown(self, escape: Callable[[str], str] = str) -> str:
+        """The rows. escape: makes Markdown of a cell's text, in which a `|` is escaped."""
+        cells = ([escape(str(cell)) for cell in row] for row in [self.heads, *self.rows])
+        head, *rows = (f"| {' | '.join(row)} |" for row in cells)
         return "\n".join([head, "|" + "---|" * len(self.heads), *rows])

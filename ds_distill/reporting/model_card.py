@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,15 @@ from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import TASKS, TaskSettings
+from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.results import (
-    NOUNS,
-    PER_CLASS,
     evaluations_of_student,
     left_out,
-    limits_of,
     metrics_of,
     records_of,
-    settings_note,
     task_metric_of,
     trained_models,
 )
-from ds_distill.tables import Table
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -78,7 +75,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     for judged in [evaluation] if evaluation else elsewhere:
         of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
         title = f"## {task_metric_of(judged).heading()} on {judged['split']}{of_task}"
-        lines += ["", title, "", *_table(judged, _ready_teachers(results, judged))]
+        lines += ["", title, *_tables(judged, results)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
@@ -261,48 +258,15 @@ def _unknown(ready: list[str]) -> str:
     return f" Whether {names} had seen it is not known here: trained elsewhere." if ready else ""
 
 
-def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
-    """ready: teachers that came trained."""
-    first = max(evaluation["models"].values(), key=lambda model: model["examples"])
-    metrics = metrics_of(evaluation)
-    measure = PER_CLASS.get(evaluation["over"])
-    labels = first["per_class"] if measure else {}
-    if "windows" in first:
-        about = (
-            f"On {first['examples']:,} questions of a split that was not used to make the models; "
-            f"contexts were read in {first['windows']:,} windows." + _unknown(ready)
-        )
-    elif "tokens" in first:
-        about = (
-            f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
-            "all models. The split was not used to make them." + _unknown(ready)
-        )
-        if "hidden_words" in first:
-            about += (
-                f" Nats a word are of {first['hidden_words']:,} whole words, and comparable "
-                "between vocabularies."
-            )
-    else:
-        about = (
-            f"On {first['examples']:,} examples of a split that was not used to make the models."
-            + _unknown(ready)
-        )
-        if labels:
-            noun = NOUNS[evaluation["over"]]
-            about += f" The column of a {'label' if noun == 'class' else noun} is its {measure}."
-        if note := settings_note(evaluation):
-            about += f" {_escaped(note)}"
-    columns = ["model", "role", *(metric.title for metric in metrics.values())]
-    columns += [_escaped(label) for label in labels]
-    rows = []
-    for name, model in evaluation["models"].items():
-        numbers = [metric.shown_as(model[key]) for key, metric in metrics.items()]
-        classes = [
-            "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
-            for label in labels
-        ]
-        rows.append([_escaped(name) + limits_of(model), model["role"], *numbers, *classes])
-    return [about, "", Table("", columns, rows).markdown()]
+def _tables(evaluation: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
+    """All models, on examples that made none of this run's."""
+    ready = _ready_teachers(results, evaluation)
+    yield f"\nOn a split that was not used to make the models.{_unknown(ready)}"
+    first, *rest = evaluation_tables(evaluation, results["student"])
+    for table in (first, *rest):
+        title = f"### {_escaped(table.title)}\n\n" if table is not first else ""
+        yield f"\n{title}{table.markdown(_escaped)}"
+        yield f"\n{_escaped(' '.join(table.notes))}"
 
 
 def _model(reference: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jinja2
 
 from ds_distill.recipe.metrics.metric import no_width
-from ds_distill.tables import Cell, Table
+from ds_distill.tables import Table
 
 ALL_SHOWN = 40
 """Classes that a table shows at most; of more it shows the worst and the best, and folds the
@@ -38,19 +38,8 @@ def page(title: str, sentences: Sequence[str], tables: Sequence[Table], figure: 
     sentences: above the tables. figure: an SVG.
     """
     template = environment().get_template("page.html.jinja")
-    shown = [
-        vars(table) | {part: [_cells(row) for row in getattr(table, part)] for part in _ROWS}
-        for table in tables
-    ]
     inline = jinja2.utils.markupsafe.Markup(figure[max(figure.find("<svg"), 0) :])
-    return template.render(title=title, sentences=sentences, tables=shown, figure=inline)
-
-
-_ROWS = ("rows", "folded")
-
-
-def _cells(row: Sequence[str | Cell]) -> list[Cell]:
-    return [Cell(cell) if isinstance(cell, str) else cell for cell in row]
+    return template.render(title=title, sentences=sentences, tables=tables, figure=inline)
 
 
 @functools.cache
@@ -63,5 +52,5 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals.update(worst_and_best=worst_and_best, no_width=no_width)
+    found.globals.update(no_width=no_width)
     return found

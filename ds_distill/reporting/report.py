@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -14,6 +15,7 @@ from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import environment
+from ds_distill.reporting.result_tables import class_table, evaluation_tables
 from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
@@ -21,11 +23,10 @@ from ds_distill.reporting.results import (
     limits_of,
     metrics_of,
     records_of,
-    settings_note,
     task_metric_of,
 )
 from ds_distill.reporting.routing_shares import heat_maps
-from ds_distill.reporting.speeds import speeds_of
+from ds_distill.tables import Table
 
 
 def render_report(
@@ -53,6 +54,7 @@ def render_report(
             else [],
             disagreements=comparison["disagreements"] if comparison else [],
             nouns=NOUNS,
+            classes=_classes_of(comparison) if comparison and comparison["over"] in NOUNS else None,
             expansions=records_of(results, "start"),
             trainings=trainings,
             exported=export_table(results["exported"]) if "exported" in results else None,
@@ -63,6 +65,15 @@ def render_report(
             teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
         )
     )
+
+
+def _classes_of(comparison: dict[str, Any]) -> Table:
+    """Targets and teachers by class."""
+    columns = {name: score["per_class"] for name, score in comparison["policies"].items()}
+    teachers = comparison["teachers"].items()
+    columns |= {f"teacher {name}": score["per_class"] for name, score in teachers}
+    columns["any teacher"] = comparison["any_teacher"]["per_class"]
+    return class_table("", columns, comparison["choice"])
 
 
 def _teacher_score(entry: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +89,10 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
 
     several: whether it is one of several, so that its task is to be named.
     """
-    task_metric, *others = metrics_of(evaluation).values()
+    task_metric, *_ = metrics_of(evaluation).values()
+    student = results["student"]
+    first, *rest = evaluation_tables(evaluation, student, results.get("speed"))
+    named = f"{evaluation['task']}, " if several else ""
     pairs = _pairs(evaluation, results["student"])
     judged = _judged(evaluation, results["student"])
     confused = "confusion" in evaluation["models"][judged]
@@ -89,11 +103,9 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
         .render(
             results=results,
             evaluation=evaluation,
-            several=several,
+            first=replace(first, title=f"{task_metric.heading()} on {named}{evaluation['split']}"),
+            rest=rest,
             task_metric=task_metric,
-            note=settings_note(evaluation),
-            metrics=others,
-            speeds=speeds_of(evaluation, results.get("speed")),
             pairs=pairs,
             judged=judged,
             confusions=commonest_confusions(evaluation["models"], judged) if confused else [],
@@ -102,7 +114,6 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             measures=PER_CLASS,
             nouns=NOUNS,
             points=METRICS["classes"]["accuracy"],
-            limits_of=limits_of,
             reliability_bins=RELIABILITY_BINS,
         )
     )

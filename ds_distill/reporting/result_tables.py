@@ -1,8 +1,8 @@
-"""One evaluation, as tables."""
+"""One evaluation, as tables: for the terminal, a page and the model card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
@@ -17,60 +17,167 @@ from ds_distill.reporting.results import (
     settings_note,
     undefined_note,
 )
+from ds_distill.reporting.speeds import speed_columns
 from ds_distill.tables import Cell, Outcome, Table
 
 
-def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
-    """Scores of all models, and of each class where there are some.
+def evaluation_tables(
+    record: Mapping[str, Any], student: str | None = None, speed: Mapping[str, Any] | None = None
+) -> Iterator[Table]:
+    """Scores of all models, and of each class where there are some: for the terminal, a page and
+    the model card.
 
-    record: of an evaluate phase.
+    record: of an evaluate phase. student: the shipped one. speed: as of `speed_columns`.
     """
-    task_metric, *others = metrics_of(record).values()
-    baseline, models = record["baseline"], record["models"]
-    always = f"always {answer_of(record)}"
-    rows: list[list[str | Cell]] = [
-        [
-            name + limits_of(model),
-            task_metric.shown_as(model[task_metric.name]),
-            difference_cell(task_metric, model["to_baseline"], model[task_metric.name]),
-            *(metric.shown_as(model[metric.name]) for metric in others),
-        ]
-        for name, model in models.items()
-    ]
-    rest = [metric.shown_as(baseline[metric.name]) for metric in others]
-    rows.append([always, task_metric.shown_as(baseline[task_metric.name]), "", *rest])
-    count = f"{baseline['examples']:,} examples of {record['split']}"
-    heads = ["model", task_metric.title, "to the baseline", *(metric.title for metric in others)]
-    note = settings_note(record)
-    yield Table(
-        f"{task_metric.heading()} on {count}",
-        heads,
-        rows,
-        [
-            *([note] if note else []),
-            f"The baseline predicts {baseline['rule']} of {baseline['split']}. In brackets: "
-            "95% interval, paired bootstrap; *: beyond chance.",
-            *undefined_note(
-                scores[metric.name]
-                for scores in (baseline, *models.values())
-                for metric in (task_metric, *others)
-            ),
-            *wide_note(task_metric, rows),
-        ],
-    )
-    if any("own_tokens" in model for model in models.values()):
+    yield _scores(record, student, speed)
+    if any("own_tokens" in model for model in record["models"].values()):
         yield _of_own_tokens(record)
     if record["over"] in PER_CLASS:
-        labels, folded = worst_and_best(next(iter(models.values()))["per_class"])
-        yield Table(
-            f"{PER_CLASS[record['over']]} by {NOUNS[record['over']]}",
-            ["", *models],
-            [_of_class(label, models) for label in labels],
-            folded=[_of_class(label, models) for label in folded],
+        measure, noun = PER_CLASS[record["over"]], NOUNS[record["over"]]
+        columns = {name: model["per_class"] for name, model in record["models"].items()}
+        yield class_table(f"{measure} by {noun}", columns, student)
+
+
+def _scores(
+    record: Mapping[str, Any], student: str | None, speed: Mapping[str, Any] | None
+) -> Table:
+    """All models; a column of it stands here and nowhere else."""
+    metric, *others = metrics_of(record).values()
+    models, baseline = record["models"], record["baseline"]
+    names = {
+        name: name + (" (shipped)" if name == student else "") + limits_of(model)
+        for name, model in models.items()
+    }
+    all_and_baseline = [*models.values(), baseline]
+    columns: dict[str, list[str | Cell]] = {
+        "model": [*names.values(), f"always {answer_of(record)}"],
+        "role": [*(model["role"] for model in models.values()), "baseline"],
+        _head(metric): [_score(metric, model) for model in all_and_baseline],
+        "to the baseline": [
+            *(
+                difference_cell(metric, model["to_baseline"], model[metric.name])
+                for model in models.values()
+            ),
+            "",
+        ],
+    }
+    for other in others:
+        columns[_head(other)] = [other.shown_as(model[other.name]) for model in all_and_baseline]
+    of_speed, about_speed = speed_columns(record, speed)
+    columns |= {head: [*cells, ""] for head, cells in of_speed.items()}
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(
+        f"{metric.heading()} on {record['split']}",
+        list(columns),
+        rows,
+        list(_notes(record, metric, others, rows)) + [about_speed] * bool(about_speed),
+        shipped=names.get(student or "", ""),
+    )
+
+
+def _head(metric: MetricClass) -> str:
+    return metric.title + ("" if metric.higher_is_better else " ↓")
+
+
+def _score(metric: MetricClass, model: Mapping[str, Any]) -> Cell:
+    value = model[metric.name]
+    return Cell(metric.shown_as(value), share=value if metric.is_share() else None)
+
+
+def _notes(
+    record: Mapping[str, Any],
+    metric: MetricClass,
+    others: Sequence[MetricClass],
+    rows: Sequence[Sequence[str | Cell]],
+) -> Iterator[str]:
+    """What was judged, and what the columns mean."""
+    baseline, models, metrics = record["baseline"], record["models"], [metric, *others]
+    if note := settings_note(record):
+        yield note
+    if not all(one.higher_is_better for one in metrics):
+        yield "↓: less is better."
+    yield from _counted(record)
+    of_frequencies = "; its perplexity is that of the token frequencies there"
+    yield (
+        f"The baseline predicts {baseline['rule']} of {baseline['split']}"
+        f"{of_frequencies if 'perplexity' in baseline else ''}. In brackets: 95% interval, paired "
+        "bootstrap; *: beyond chance."
+    )
+    if undefined := [one.title for one in metrics if baseline[one.name] is None]:
+        yield f"What always predicts one number has no {' and no '.join(undefined)}."
+    if any(model["role"] == "control" for model in models.values()):
+        on = "without teachers" if "tokens" in baseline else "on labels alone"
+        yield f"A control is a student trained {on}."
+    for name, model in models.items():
+        if "not_given" in model:
+            yield (
+                f"The file of {name} says nothing of {model['not_given']:,} of them: it is judged "
+                "on the others, and students beside it there."
+            )
+        if "knows" in model:
+            knows = model["knows"]
+            yield (
+                f"{name} knows {', '.join(knows['labels'])}: its score counts examples of all "
+                f"{knows['of']} labels."
+            )
+    yield from undefined_note(one[m.name] for one in (baseline, *models.values()) for m in metrics)
+    yield from wide_note(metric, rows)
+
+
+def _counted(record: Mapping[str, Any]) -> Iterator[str]:
+    """The examples, and what of them was judged."""
+    found = record["baseline"]
+    examples = f"{found['examples']:,}"
+    lacking = f"{found.get('words_without_token', 0):,}"
+    dropped = "no token that all models read (a tokenizer drops them)"
+    if "tokens" in found:
+        yield (
+            f"{found['tokens']:,} masked tokens of {examples} examples, the same for all; accuracy "
+            "is the share of them that a model ranks first."
+        )
+    elif "windows" in found:
+        yield f"{examples} questions, whose contexts were read in {found['windows']:,} windows."
+        if "words_without_token" in found:
+            yield (
+                f"{lacking} of their {found['words']:,} words have {dropped}; they are in no "
+                "predicted span."
+            )
+    elif record["over"] in ("words", "characters"):
+        yield (
+            f"{found['words']:,} words of {examples} examples. {lacking} of the words have "
+            f"{dropped}; they count as O in every score, or as wrong where there is no O."
+        )
+    else:
+        yield f"{examples} examples."
+    if "hidden_words" in found:
+        yield (
+            f"Nats a word are comparable between vocabularies: of {found['hidden_words']:,} words "
+            "that are hidden from all models, each predicted piece by piece."
         )
 
 
-def _of_own_tokens(record: dict[str, Any]) -> Table:
+def class_table(
+    title: str, columns: Mapping[str, Mapping[str, float | None]], judged: str | None
+) -> Table:
+    """Scores by class, a row each: of many those on which one model is worst and best.
+
+    columns: by model, its scores by class. judged: the model, or else the first.
+    """
+    of = judged if judged is not None and judged in columns else next(iter(columns))
+    labels, folded = worst_and_best(columns[of])
+
+    def row(label: str) -> list[str | Cell]:
+        return [label, *(_share(scores[label]) for scores in columns.values())]
+
+    notes = [f"Those on which {of} is worst and best."] if folded else []
+    if None in columns[of].values():
+        notes.append("“none” where no example has it.")
+    return Table(
+        title, ["", *columns], [*map(row, labels)], notes, [*map(row, folded)], judged or ""
+    )
+
+
+def _of_own_tokens(record: Mapping[str, Any]) -> Table:
     """Models that know tokens that others do not, on all that they know."""
     models = {
         name: model["own_tokens"]
@@ -91,11 +198,6 @@ def _of_own_tokens(record: dict[str, Any]) -> Table:
             for name, own in models.items()
         ],
     )
-
-
-def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:
-    """A row: each model on a class."""
-    return [label, *(_share(model["per_class"][label]) for model in models.values())]
 
 
 def difference_cell(metric: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:

@@ -71,7 +71,7 @@ def left_out(results: dict[str, Any]) -> dict[str, str]:
     return {teacher: why for record in of_task for teacher, why in record["left_out"].items()}
 
 
-def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricClass]:
+def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, MetricClass]:
     """The metrics that an evaluation's record holds, by name: the task's first."""
     over, metrics = evaluation["over"], METRICS[evaluation["over"]]
     reported = (name for name, metric in metrics.items() if over in metric.reported)
@@ -114,7 +114,7 @@ def undefined_note(scores: Iterable[float | None]) -> list[str]:
     ]
 
 
-def settings_note(evaluation: dict[str, Any]) -> str:
+def settings_note(evaluation: Mapping[str, Any]) -> str:
     """`Micro F1: leave out DDI-false.`; empty where the task's metric is as it is by default."""
     settings = evaluation["metric_settings"]
     if not settings:

@@ -141,7 +141,7 @@ def test_wherever_its_score_stands_it_says_how_many_labels_a_teacher_knows(run: 
     [table, *_] = evaluation_tables(record)
     assert [row[0] for row in table.rows[:2]] == [f"first {limit}", f"second {limit}"]
     card = (run / "student" / "README.md").read_text()
-    assert f"| second {limit} | teacher |" in card
+    assert r"| second \(knows 2 of 3 labels\) | teacher |" in card
     report = (run / "report.html").read_text()
     assert report.count(f"<td>first {limit}</td>") == 1, "before a student learnt from it"
     assert f'<td data-role="teacher">first {limit}</td>' in report

@@ -22,6 +22,8 @@ from ds_distill.reporting.model_card import _code, _escaped, model_card
 LABELS = ["good", "bad"]
 FIGURES = {
     "role": "student",
+    "parameters": 0,
+    "to_baseline": {"difference": 0.25, "interval": [0.2, 0.3]},
     "examples": 500,
     "accuracy": 0.71999,
     "macro_f1": 0.70001,
@@ -38,9 +40,11 @@ def make_results(
 ) -> dict[str, Any]:
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
+    rule = {"answer": "good", "rule": "the most frequent class", "split": "train"}
     over = model.get("over", "masked tokens" if "tokens" in model else "classes")
     settings = {"leave_out": ["bad|one"]} if metric == "micro_recall" else {}
-    judged = {"over": over, "metric": metric, "metric_settings": settings}
+    judged = {"over": over, "metric": metric, "metric_settings": settings, "comparisons": []}
+    judged["baseline"] = {**figures, **rule}
     evaluations = [
         {"kind": "evaluate", "task": "task", "split": split, "models": models, **judged}
         for split in splits
@@ -196,14 +200,16 @@ def test_the_tasks_metric_comes_first() -> None:
     [result] = metadata["model-index"][0]["results"]
     assert result["metrics"][0] == {"type": "f1", "value": 0.6543, "name": "Micro F1"}
     assert "## Micro F1 on test" in text
-    assert "| model | role | micro F1 | accuracy | macro F1 | ECE | good | bad |" in text
-    assert "| student | student | 65.4% | 72.0% | 70.0% | 12.3% | 50.0% | 50.0% |" in text
+    assert "| model | role | micro F1 | to the baseline | accuracy | macro F1 | ECE ↓ |" in text
+    difference = r"\+25.0 \(\+20.0 to \+30.0\)\*"
+    own = f"| student \\(shipped\\) | student | 65.4% | {difference} | 72.0% | 70.0% | 12.3% |"
+    assert own in text and "| good | 50.0% | 50.0% |" in text
 
 
 def test_the_card_has_the_settings_of_the_metric() -> None:
     _, text = card_of(make_recipe(), metric="micro_recall", micro_recall=0.6)
     [line] = [line for line in text.splitlines() if "bad" in line and "leave out" in line]
-    assert unescaped(line.partition("accuracy. ")[2]) == "Micro recall: leave out bad|one."
+    assert unescaped(line).startswith("Micro recall: leave out bad|one. ")
 
 
 def test_the_card_names_teachers_that_were_left_out() -> None:
@@ -221,8 +227,8 @@ def test_the_card_names_teachers_that_were_left_out() -> None:
 
 def test_of_a_label_the_card_has_the_f1() -> None:
     _, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.6, over="labels")
-    assert "The column of a label is its F1." in text
-    assert "| model | role | micro F1 | macro F1 | good | bad |" in text
+    assert "### F1 by label\n" in text
+    assert "| model | role | micro F1 | to the baseline | macro F1 | parameters |" in text
 
 
 def test_the_recipes_names_of_splits_are_the_data_sets() -> None:
@@ -355,10 +361,10 @@ def test_what_a_stranger_calls_a_label_is_no_html_in_the_verdict() -> None:
 
 def test_odd_labels_keep_the_table_whole() -> None:
     _, text = card_of(make_recipe(), labels=ODD)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 4
+    table = text[text.index("### accuracy by class") :]
+    _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in rows]
-    assert {len(row) for row in cells} == {5 + len(ODD)}
-    shown = [unescaped(cell.strip()) for cell in cells[0][5:]]
+    assert {len(row) for row in cells} == {3}
+    shown = [unescaped(row[0].strip()) for row in cells]
     assert shown == [" ".join(label.split()) for label in ODD]
     assert html.unescape("".join(shown)) != "".join(shown), "an entity stays what was written"

@@ -311,7 +311,7 @@ def test_a_test_that_is_too_small_to_tell_is_not_called_level(interval):
     if interval is NO_WIDTH:
         page = render_report({**results, "verdict": verdict(results)})
         assert Page(page).text.count("not known: every resample gives the same") == 2
-        assert '<td class="">+45.0</td>' in page
+        assert "<td>+45.0 (not known" in page
     else:
         assert "to +9.0)?" in table.text() and "too small to tell" in table.text()
 
@@ -379,7 +379,7 @@ def test_a_page_shows_every_model(students, controls):
     assert page.text.count("(shipped)") == 1
     for text in ("70.0%", "45.6%", "7.9%", "red", "green", "+10.0", "+8.0 to +12.0", "12.3"):
         assert text in page.text
-    for text in ("always “green”", "+40.0", "+38.0 to +42.0", "30.0%"):
+    for text in ("always 'green'", "+40.0 (+38.0 to +42.0)", "30.0%"):
         assert text in page.text, "the baseline"
     assert page.tags.count("table") == 6
 
@@ -464,7 +464,7 @@ def test_a_class_without_examples_is_named_as_one():
     for model in results["phases"][-1]["models"].values():
         model["per_class"]["green"] = None
     text = Page(render_report(results)).text
-    part = text[text.index("Per class") : text.index("Reliability")]
+    part = text[text.index("Accuracy by class") : text.index("Reliability")]
     assert part.count("none") == len(ONE_OF_EACH) + 1  # explained
 
 
@@ -499,9 +499,9 @@ def test_no_table_is_wider_than_a_page():
     source = render_report(make_results({**models, "average": ("student", 0.7)}, labels=labels))
     rows = re.findall(r"<tr.*?</tr>", source, re.DOTALL)
     assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 10
-    of_all = source[source.index("<h2>Per class") :]
+    of_all = source[source.index("<h2>Accuracy by class") :]
     for label in labels:
-        assert of_all.count(f"<td>{label}</td>") == 3, "24 models: three tables of eight"
+        assert of_all.count(f"<td>{label}</td>") == 3, "24 models: three tables"
 
 
 def test_two_students_are_compared_once_and_the_shipped_one_comes_first():
@@ -518,7 +518,7 @@ def test_the_tasks_metric_is_the_first_column():
     page = Page(render_report(results)).text
     assert "Micro F1 on test" in page and "Micro F1: leave out <none>, b." in page
     [header] = re.findall(r"model\s*role\s*(.*)", page)
-    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE ↓")
+    assert header.startswith("micro F1to the baselineaccuracymacro F1ECE ↓")
 
 
 def test_the_result_table_says_how_much_smaller_and_faster_a_student_is():
@@ -560,7 +560,7 @@ def test_a_page_of_labels_has_no_accuracy():
     page = Page(render_report({**results, "verdict": verdict(results)})).text
     part = page[: page.index("Which examples")]
     reliability = "the probability that a model gives a label"
-    for words in ("Micro F1 on test", "Per label", "F1 of each label", "of labels", reliability):
+    for words in ("Micro F1 on test", "F1 by label", "of labels", reliability):
         assert words in part, words
     assert "ccuracy" not in part and "class" not in part and "ECE" not in part
 
@@ -780,12 +780,12 @@ def test_of_thousands_of_classes_a_page_shows_the_worst_and_the_best():
         model["per_class"] = {label: (n * 7 % 2_000) / 2_000 for n, label in enumerate(labels)}
         model["per_class"][labels[500]] = None
     text = Page(render_report(results)).text
-    shown, folded = text[text.index("Per class") :].split("1,980 more")
+    shown, folded = text[text.index("Accuracy by class") :].split("1,980 more")
     in_order = sorted(range(2_000), key=lambda n: n * 7 % 2_000)
     for number in (*in_order[:10], *in_order[-10:]):
         assert f"class {number}." in shown and f"class {number}." not in folded
     assert shown.count("class ") < 25 and labels[500] in folded
     *_, by_class = evaluation_tables(record)
     assert len(by_class.rows) == 20 and len(by_class.folded) == 1_980
-    assert by_class.text().endswith("\nand 1,980 more")
+    assert "\nand 1,980 more\n" in by_class.text()
     assert len(Page(tables_page("title", [], [by_class])).tags) > 4 * 2_000
