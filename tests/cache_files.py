@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ds_distill.cache.build import finish_build, join_build, remove_leftovers
+from ds_distill.cache.build import LOCK, Build, remove_leftovers
 from ds_distill.cache.build_plan import Plan
-from ds_distill.cache.format import MANIFEST, Block, Manifest
+from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.cache.shards import ShardWriter, written
-from ds_distill.cache.workers import writer_name
 from ds_distill.keys import content_keys
 from ds_distill.types import Signals
 
@@ -119,35 +116,24 @@ def write_cache(
         if plan.examples == 0:
             remove_leftovers(path)
             return
-        joined = join_build(path, plan, teachers)
-        if joined is not None:
+        build = Build(path, plan, teachers)
+        if build.join() is not None:
             break
-    worker, _ = joined
-    try:
-        for name, schema in schemas.items():
-            with ExitStack() as opened:
-                writers = [
-                    opened.enter_context(
-                        closing(
-                            ShardWriter(path, plan, name, schema, writer_name(worker.number, rank))
-                        )
-                    )
-                    for rank in range(ranks)
-                ]
-                while (claimed := worker.claim(name, ranks)) is not None:
-                    for writer, at in zip(writers, claimed, strict=True):
-                        if at is not None:
-                            split, part = plan.blocks[at]
-                            batch = block(name, schema, plan.keys[split][part])
-                            writer.append(at, batch, part.stop - part.start)
-                            acknowledge(name, plan.first_block + at)
-                    if claimed == [None] * ranks:
-                        time.sleep(0.01)
-    finally:
-        worker.close()
-    while worker.others():
-        time.sleep(0.01)
-    finish_build(path, plan, teachers, worker)
+    for name in schemas:
+        while (claimed := build.claim(name, ranks)) is not None:
+            for at in claimed:
+                if at is not None:
+                    write_block(build, name, at)
+                    acknowledge(name, plan.first_block + at)
+            if claimed == [None] * ranks:
+                time.sleep(0.01)
+    build.finish()
+
+
+def write_block(build: Build, teacher: str, at: int) -> None:
+    split, part = build.plan.blocks[at]
+    batch = block(teacher, build.teachers[teacher][1], build.plan.keys[split][part])
+    build.write(teacher, at, batch, part.stop - part.start)
 
 
 def check_rows(path: Path, keys: np.ndarray, schemas: Mapping[str, SignalSchema]) -> None:
@@ -169,11 +155,11 @@ def check_reads(
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file of a cache."""
+    """Every file of a cache but its lock, which is empty."""
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file.name != LOCK
     }
 
 
@@ -190,15 +176,13 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
     (path / MANIFEST).write_text(text)
 
 
-def journal_blocks(
-    path: Path, schemas: Mapping[str, SignalSchema]
-) -> dict[tuple[str, int], tuple[str, Block]]:
-    """The journals of an unfinished build: teacher and number -> shard and block."""
+def published(path: Path, schemas: Mapping[str, SignalSchema]) -> dict[tuple[str, int], bytes]:
+    """Teacher and number -> the content of each block that is there, of builds without a manifest's
+    shards of several."""
     return {
-        (name, position.number): (file, position)
+        (name, int(file.stem.removeprefix("shard-"))): file.read_bytes()
         for name in schemas
-        for file, blocks in written(path, name).items()
-        for position in blocks
+        for file in (path / name).glob("shard-*.arrow")
     }
 
 

@@ -1,5 +1,5 @@
 """Teacher signals on disk. Begin with `schema`, what a record is, and `reader`; how a build writes
-them is in `build`, `build_plan`, `shards` (files of Arrow and their journals) and `workers`.
+them is in `build` and `build_plan`.
 
 schema   which signals of a teacher are stored, and their columns in Arrow
 format   the folder: manifest, checksums, fingerprints

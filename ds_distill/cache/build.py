@@ -1,26 +1,35 @@
 """Build a cache, on any number of ranks and processes; after a kill at any moment the same call
 continues.
 
-The records that a cache lacks are cut into blocks. Workers, which come and go, claim and write them
-(see `workers`, `shards`); when all are written, one of the workers turns their journals into the
-manifest.
+    .building/plan.json          what is built, with all fingerprints (see `build_plan`)
+    .building/DIGEST/            of that plan alone: leases, and blocks that are being written
+    TEACHER/shard-BLOCK.arrow    a block: there when it is whole, with the plan's digest in its
+                                 schema
 
-    .building/plan.json    what is being built (see `plan`)
+The records that a cache lacks are cut into blocks. A process leases the next ones for its ranks,
+and a lease ends with its process; a block that is there is done. When all are, one of the
+processes lists them in the manifest. One that stood still finds its folder gone, and writes no
+more.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import xxhash
+from filelock import FileLock, Timeout
 
 from ds_distill.cache.build_plan import (
     BUILDING,
+    PLAN,
     Plan,
     other_plan,
     plan_content,
@@ -28,7 +37,9 @@ from ds_distill.cache.build_plan import (
     write_plan,
 )
 from ds_distill.cache.format import (
+    END_OF_STREAM,
     MANIFEST,
+    Block,
     Index,
     Manifest,
     Shard,
@@ -36,99 +47,198 @@ from ds_distill.cache.format import (
     Teachers,
 )
 from ds_distill.cache.index import KeyIndex, write_index
-from ds_distill.cache.shards import WORKERS, close_shard, written, written_to
-from ds_distill.cache.workers import CLAIMS, Worker, writing
-from ds_distill.files import checksum, refuse_links_out, sync
-from ds_distill.process.lock import FolderLock, LockLost
+from ds_distill.files import checksum, publish_file, refuse_links_out, sync
+from ds_distill.process.activity import Tell
 
-T = TypeVar("T")
-
-
-def join_build(cache: Path, plan: Plan, teachers: Teachers) -> tuple[Worker, int] | None:
-    """Begin the build of a plan, or join the one that is there: blocks that are written are not
-    written again. Main process; the others wait for it.
-
-    Returns this process as a worker, and how many blocks, of all teachers together, are already
-    written; None where the cache is no longer what the plan was made from, because another build
-    of it has finished. Raises UserError when an unfinished build has another plan, or its plan is
-    damaged, and for a folder with a link out of it.
-    """
-    refuse_links_out(cache)
-    return _in_lock(cache, lambda lock: _join(cache, plan, teachers, lock))
+LOCK = ".lock"
+"""In a cache's folder: held for the moment in which a build begins or ends."""
 
 
-def _join(
-    cache: Path, plan: Plan, teachers: Teachers, lock: FolderLock
-) -> tuple[Worker, int] | None:
-    manifest = Manifest.read_if_any(cache)
-    if (manifest.blocks if manifest else 0) != plan.first_block:
-        return None
-    unfinished = read_plan(cache, manifest)
-    if unfinished is None:
-        _begin(cache, plan, teachers, lock)
-    elif unfinished.content != plan_content(plan, teachers):
-        raise other_plan(cache, unfinished, plan, teachers, writing(cache))
-    blocks = sum(len(blocks) for name in teachers for blocks in written(cache, name).values())
-    worker = Worker(cache, plan, list(teachers))
-    try:
-        lock.check_held()  # so its folder is in the build that it has seen
-    except LockLost:
-        worker.close()
-        raise
-    return worker, blocks
+class Build:
+    """A plan that is written to a cache, by this process and any others."""
 
+    def __init__(self, cache: Path, plan: Plan, teachers: Teachers) -> None:
+        self._cache, self.plan, self.teachers = cache, plan, teachers
+        content = json.dumps(plan_content(plan, teachers), sort_keys=True)
+        self._digest = xxhash.xxh3_128_hexdigest(content.encode())
+        self._folder = cache / BUILDING / self._digest
+        self._leases: dict[tuple[str, int], FileLock] = {}
+        self._pending: dict[str, dict[int, None]] = {}
+        self._tell = Tell()
 
-def _begin(cache: Path, plan: Plan, teachers: Teachers, lock: FolderLock) -> None:
-    _discard_build(cache, lock)
-    for name in teachers:
-        (cache / name).mkdir(exist_ok=True)
-        sync(cache / name)
-    folder = cache / BUILDING
-    for part in (folder, folder / WORKERS, folder / CLAIMS):
-        part.mkdir()
-    sync(folder)
-    sync(cache)
-    for parent in (cache.parent, cache.parent.parent):
-        sync(parent)
-    write_plan(cache, plan, teachers)
+    def join(self) -> int | None:
+        """Begin the build, or join the one that is there. Main process; the others wait for it.
 
+        Returns how many blocks, of all teachers together, are already written; None where the cache
+        is no longer what the plan was made from, because another build of it has finished. Raises
+        UserError when an unfinished build has another plan, or its plan is damaged, and for a
+        folder with a link out of it.
+        """
+        refuse_links_out(self._cache)
+        with _locked(self._cache):
+            manifest = Manifest.read_if_any(self._cache)
+            if (manifest.blocks if manifest else 0) != self.plan.first_block:
+                return None
+            unfinished = read_plan(self._cache, manifest)
+            if unfinished is None:
+                self._begin()
+            elif unfinished.content != plan_content(self.plan, self.teachers):
+                raise other_plan(self._cache, unfinished, self.plan, self.teachers)
+            self._folder.mkdir(exist_ok=True)
+            return sum(len(self.plan.blocks) - len(self.left(name)) for name in self.teachers)
 
-def finish_build(cache: Path, plan: Plan, teachers: Teachers, worker: Worker) -> None:
-    """Add a build whose blocks are all written to the cache, unless another worker has done so.
-    Main process of a worker that is closed, as its others are or have given no sign for long."""
-    _in_lock(cache, lambda lock: _finish(cache, plan, teachers, worker, lock))
+    def _begin(self) -> None:
+        _discard_build(self._cache)
+        for folder in (*(self._cache / name for name in self.teachers), self._cache / BUILDING):
+            folder.mkdir(exist_ok=True)
+            sync(folder)
+        for folder in (self._cache, self._cache.parent, self._cache.parent.parent):
+            sync(folder)
+        write_plan(self._cache, self.plan, self.teachers)
 
+    def left(self, teacher: str) -> list[int]:
+        """Positions in `plan.blocks` of the blocks that are not written yet, ascending."""
+        there = self.there(teacher)
+        return [
+            at
+            for at in range(len(self.plan.blocks))
+            if at not in there or self._published(teacher, at) is None
+        ]
 
-def _finish(cache: Path, plan: Plan, teachers: Teachers, worker: Worker, lock: FolderLock) -> None:
-    if not worker.build_goes_on():
-        return
-    old = Manifest.read_if_any(cache)
-    if read_plan(cache, old) is None:  # a kill came between the manifest and the tidying up
-        _discard_build(cache, lock)
-        return
-    entries = {}
-    for name, (fingerprint, schema) in teachers.items():
-        by_file, in_use = written(cache, name), written_to(cache, name)
-        numbers = {block.number for blocks in by_file.values() for block in blocks}
-        wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
-        assert numbers == wanted, f"blocks {sorted(wanted ^ numbers)[:5]} of {name}"
-        shards = []
-        for file, blocks in by_file.items():
-            lock.check_held()
-            shards.append(close_shard(cache / name / file, blocks, schema, in_use=file in in_use))
-        sync(cache / name)
-        before = old.teachers[name] if old else None
-        lacks = _not_given(cache / name, shards) if schema.lacks_rows else None
-        if lacks is not None and before is not None:
-            lacks += before.not_given or 0
-        entries[name] = Teacher(
-            fingerprint=fingerprint,
-            signals=schema,
-            shards=[*(before.shards if before else []), *shards],
-            not_given=lacks,
+    def there(self, teacher: str) -> set[int]:
+        """Positions of the blocks whose files are there; that of another plan may be."""
+        names = set(os.listdir(self._cache / teacher))
+        return {at for at in range(len(self.plan.blocks)) if self._file(teacher, at).name in names}
+
+    def claim(self, teacher: str, ranks: int) -> list[int | None] | None:
+        """Lease a teacher's next blocks, positions in `plan.blocks`, one for each rank or None.
+        Main process.
+
+        All are None as long as other processes write what is left. None: all blocks are written, or
+        about to be by this one.
+        """
+        if not self._goes_on():
+            return None
+        for key in [key for key in self._leases if self._published(*key)]:
+            self._leases.pop(key).release()
+        if teacher not in self._pending:
+            self._pending[teacher] = dict.fromkeys(self.left(teacher))
+        pending = self._pending[teacher]
+        claimed: list[int | None] = []
+        for at in list(pending):
+            if len(claimed) == ranks:
+                break
+            if self._published(teacher, at):
+                del pending[at]
+            elif self._lease(teacher, at):
+                del pending[at]
+                claimed.append(at)
+        if claimed:
+            self._tell = Tell()
+        elif not pending:
+            return None
+        else:
+            self._tell("waiting for blocks that other processes write, until those end")
+        return claimed + [None] * (ranks - len(claimed))
+
+    def _lease(self, teacher: str, at: int) -> bool:
+        lease = FileLock(self._folder / f"{teacher}.{at:08d}.lock")
+        with suppress(Timeout):
+            lease.acquire(blocking=False)
+            if self._published(teacher, at) is None:
+                self._leases[teacher, at] = lease
+                return True
+            lease.release()
+        return False
+
+    def _goes_on(self) -> bool:
+        """Whether the build is unfinished; there may be another one of the cache by now."""
+        return (self._cache / BUILDING / PLAN).is_file() and self._folder.is_dir()
+
+    def write(self, teacher: str, at: int, batch: pa.RecordBatch, examples: int) -> None:
+        """Publish the block at a position of the plan: after the return it survives a power cut.
+        Nothing is written where the build has ended without this process.
+
+        Raises OSError; the blocks written before stay, and the same call can be made again.
+        """
+        message = memoryview(batch.serialize())
+        noted = {
+            "plan": self._digest,
+            "examples": str(examples),
+            "checksum": xxhash.xxh3_128_hexdigest(message),
+        }
+        aside = self._folder / uuid.uuid4().hex
+        try:
+            with open(aside, "xb") as file:
+                file.write(batch.schema.with_metadata(noted).serialize())
+                file.write(message)
+                file.write(END_OF_STREAM)
+            publish_file(aside, self._file(teacher, at))
+        except FileNotFoundError:
+            if self._goes_on():
+                raise
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _file(self, teacher: str, at: int) -> Path:
+        return self._cache / teacher / f"shard-{self.plan.first_block + at:08d}.arrow"
+
+    def _published(self, teacher: str, at: int) -> Shard | None:
+        """A block of this plan, as the manifest lists it; None where it is not there."""
+        file = self._file(teacher, at)
+        try:
+            with pa.OSFile(str(file)) as source:
+                noted = pa.ipc.read_schema(source).metadata or {}
+                start, size = source.tell(), source.size()
+                source.seek(0)
+                header = source.read(start)
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return None
+        if noted.get(b"plan") != self._digest.encode():
+            return None
+        return Shard(
+            file=file.name,
+            bytes=size,
+            checksum=xxhash.xxh3_128_hexdigest(header + END_OF_STREAM),
+            blocks=[
+                Block(
+                    number=self.plan.first_block + at,
+                    rows=int(noted[b"examples"]),
+                    offset=start,
+                    length=size - start - len(END_OF_STREAM),
+                    checksum=noted[b"checksum"].decode(),
+                )
+            ],
         )
-    _manifest(cache, plan, old, entries).write(cache, worker.folder)
-    _discard_build(cache, lock)
+
+    def finish(self) -> None:
+        """Add the build to the cache, unless another process has done so. Main process, when all
+        ranks have written what was claimed for them."""
+        with _locked(self._cache):
+            if not self._goes_on():
+                return
+            old = Manifest.read_if_any(self._cache)
+            if read_plan(self._cache, old) is not None:
+                self._list_blocks(old)
+            _discard_build(self._cache)
+
+    def _list_blocks(self, old: Manifest | None) -> None:
+        teachers = {}
+        for name, (fingerprint, schema) in self.teachers.items():
+            found = [self._published(name, at) for at in range(len(self.plan.blocks))]
+            shards = [shard for shard in found if shard is not None]
+            assert len(shards) == len(found), f"{len(found) - len(shards)} blocks of {name}"
+            before = old.teachers[name] if old else None
+            lacks = _not_given(self._cache / name, shards) if schema.lacks_rows else None
+            if lacks is not None and before is not None:
+                lacks += before.not_given or 0
+            teachers[name] = Teacher(
+                fingerprint=fingerprint,
+                signals=schema,
+                shards=[*(before.shards if before else []), *shards],
+                not_given=lacks,
+            )
+        _manifest(self._cache, self.plan, old, teachers).write(self._cache, self._folder)
 
 
 def _not_given(folder: Path, shards: list[Shard]) -> int:
@@ -166,41 +276,33 @@ def _manifest(
 
 def remove_leftovers(cache: Path) -> None:
     """Remove the files of builds that are finished or had no plan yet. Main process."""
-
-    def remove(lock: FolderLock) -> None:
-        manifest = Manifest.read_if_any(cache)
-        if read_plan(cache, manifest) is None:
-            _discard_build(cache, lock)
-
-    _in_lock(cache, remove)
+    with _locked(cache):
+        if read_plan(cache, Manifest.read_if_any(cache)) is None:
+            _discard_build(cache)
 
 
-def _in_lock(cache: Path, work: Callable[[FolderLock], T]) -> T:
-    """Do what one process at a time may do in a cache's folder. It takes a moment; where it does
-    not, because this process stands still, another one takes the lock, and `work` begins again. It
-    asks whether the lock is held before each step that the other one's work would not bear."""
-    while True:
-        with FolderLock(cache, what="cache", wait=True) as lock:
-            try:
-                return work(lock)
-            except Exception:  # what it has read may have been changed meanwhile
-                if lock.is_held():
-                    raise
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """Do what one process at a time may do in a cache's folder. It takes a moment."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lock, tell = FileLock(cache / LOCK), Tell()
+    while not lock.is_locked:
+        tell(f"waiting for a process that begins or ends a build of {cache}, until it ends")
+        with suppress(Timeout):
+            lock.acquire(timeout=1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _discard_build(cache: Path, lock: FolderLock) -> None:
+def _discard_build(cache: Path) -> None:
     folder = cache / BUILDING
-    lock.check_held()
     if folder.exists():
-        with suppress(OSError):  # a worker that gave no sign for long may be claiming something
+        with suppress(OSError):  # a process that stood still may be leasing something
             shutil.rmtree(folder)
     if folder.exists():
         shutil.rmtree(folder)
-    _remove_unlisted(cache, lock)
-
-
-def _remove_unlisted(cache: Path, lock: FolderLock) -> None:
-    """Remove shards of builds that never finished, and replaced indexes."""
     listed = set()
     if (cache / MANIFEST).is_file():
         manifest = Manifest.read(cache)
@@ -210,7 +312,6 @@ def _remove_unlisted(cache: Path, lock: FolderLock) -> None:
     for pattern in ("index-*.arrow", "*/shard-*.arrow"):
         for file in cache.glob(pattern):
             if str(file.relative_to(cache)) not in listed:
-                lock.check_held()
                 file.unlink()
 
 

@@ -28,8 +28,11 @@ PLAN = "plan.json"
 
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES = 256, 8192, 4 << 20
 """Small blocks are better for readers, which check the whole block of a record, and for kills,
-which lose at most a block per rank; but a block costs about 200 bytes in its shard and 80 in the
-manifest."""
+which lose at most a block per rank; but a block is a file, with about 600 bytes around its rows and
+230 in the manifest."""
+
+MOST_BLOCKS = 1 << 14
+"""Of a build, where rows are large: Linux maps at most 65,530 files at once."""
 
 BLOCKS_OF_A_BUILD = 64
 """The aim, where the limits above allow it: a kill then loses a small share."""
@@ -90,7 +93,8 @@ def block_rows_for(examples: int, row_bytes: int) -> int:
     row_bytes: estimated bytes of an example.
     """
     wanted = min(max(examples // BLOCKS_OF_A_BUILD, MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
-    limit = min(wanted, MAX_BLOCK_BYTES // max(row_bytes, 1))
+    most_bytes = max(MAX_BLOCK_BYTES, examples * row_bytes // MOST_BLOCKS)
+    limit = min(wanted, most_bytes // max(row_bytes, 1))
     return 1 << max(limit, 1).bit_length() - 1
 
 
@@ -132,30 +136,15 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
     return None if finished else Written(content, teachers)
 
 
-def other_plan(
-    cache: Path,
-    unfinished: Written,
-    plan: Plan,
-    teachers: Teachers,
-    workers: list[str],
-) -> UserError:
-    """What to tell where an unfinished build has another plan.
-
-    workers: processes that write it at the moment, in words.
-    """
-    wanted = plan_content(plan, teachers)
+def other_plan(cache: Path, unfinished: Written, plan: Plan, teachers: Teachers) -> UserError:
+    """What to tell where an unfinished build has another plan."""
     folder = cache / BUILDING
-    if workers:
-        return UserError(
-            f"cache {cache}: {' and '.join(workers)} is building it, with "
-            f"{_difference(unfinished.content, wanted)}. Wait until that build has ended, or name "
-            "another folder (phases.cache.folder)."
-        )
     return UserError(
         f"cache {cache}: {folder} holds an unfinished build that was started with "
-        f"{_difference(unfinished.content, wanted)}. Continue with what it was started with, name "
-        f"another folder (phases.cache.folder), or remove {folder} to start again: what that build "
-        "has written is then lost."
+        f"{_difference(unfinished.content, plan_content(plan, teachers))}. Continue with what it "
+        "was started with, wait until other processes that write it have ended, name another "
+        f"folder (phases.cache.folder), or remove {folder} to start again: what that build has "
+        "written is then lost."
     )
 
 

@@ -25,15 +25,15 @@ class CacheReader:
     logits = reader.read("bert", indices).logits
     """
 
-    def __init__(self, path: str | Path, *, checks: bool = True) -> None:
+    def __init__(self, path: str | Path) -> None:
         """
-        path: the folder that holds manifest.json.
-        checks: compare each block's checksum when it is first touched.
+        path: the folder that holds manifest.json. A block's checksum is compared when it is first
+            touched.
 
         Raises UserError when the folder is not a finished cache of this format.
         """
         path = Path(path)
-        self.path, self._checks = path, checks
+        self.path = path
         self.manifest = Manifest.read(path)
         index = self.manifest.index
         self._index = KeyIndex(path, index.file, index.checksum)
@@ -145,6 +145,5 @@ class CacheReader:
                 manifest.teachers[teacher],
                 manifest.block_rows,
                 manifest.blocks,
-                self._checks,
             )
         return self._blocks[teacher]

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ds_distill.cache.build import Build
 from ds_distill.cache.build_plan import Plan
 from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
-from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import Worker
 from ds_distill.caching.missing import Missing
 from ds_distill.data.batches import stored_rows
 from ds_distill.data.prefetch import pinned_for, prefetch
@@ -25,23 +24,20 @@ from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals
 from ds_distill.types import Batch, Signals
 
 Claim = Callable[[], list[int | None] | None]
-"""See `Worker.claim`: the same on every rank."""
+"""See `Build.claim`: the same on every rank."""
 
 WAIT_SECONDS = 0.2
-"""Interval at which to look whether other workers go on."""
+"""Interval at which to look whether other processes have written theirs."""
 
 
-def claims(world: World, worker: Worker | None, teacher: str) -> Claim:
-    """What the main process's worker claims for all ranks. Every rank must call it equally often.
-
-    worker: None on the other ranks.
-    """
+def claims(world: World, build: Build, teacher: str) -> Claim:
+    """What the main process claims for all ranks. Every rank must call it equally often."""
 
     def claim() -> list[int | None] | None:
         # A number for each rank: its position in the plan from 1 on, or 0; and -1 at the end.
         numbers = torch.zeros(world.size, dtype=torch.int64)
-        if worker is not None:
-            claimed = worker.claim(teacher, world.size)
+        if world.is_main:
+            claimed = build.claim(teacher, world.size)
             positions = [-1] if claimed is None else [0 if at is None else at + 1 for at in claimed]
             numbers[:] = torch.tensor(positions)
         found = world.sum(numbers.to(world.device)).tolist()
@@ -50,23 +46,11 @@ def claims(world: World, worker: Worker | None, teacher: str) -> Claim:
     return claim
 
 
-def wait(world: World, worker: Worker | None) -> bool:
-    """Wait a moment for the other workers. Returns whether there are any. Every rank must call
-    this."""
-    others = worker.others() if worker is not None else []
-    if others:
-        time.sleep(WAIT_SECONDS)
-    mark("waits for blocks that other workers write")
-    return bool(world.sum(torch.full((1,), len(others), device=world.device)).item())
-
-
 def write_blocks(
     engine: Engine,
-    writer: ShardWriter,
+    build: Build,
     claim: Claim,
     teacher: str,
-    schema: SignalSchema,
-    plan: Plan,
     missing: list[Missing],
     batch_size: int | None,
     advance: Callable[[list[int]], None],
@@ -78,6 +62,7 @@ def write_blocks(
     batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
     advance: called with the blocks that all ranks have done, positions in `plan.blocks`.
     """
+    plan, schema = build.plan, build.teachers[teacher][1]
     claimed, block = claim(), _Block()
 
     def batches(at: int) -> list[np.ndarray]:
@@ -110,14 +95,14 @@ def write_blocks(
                     if waiting is not None:
                         waiting.result()
                     if call.block is not None:
-                        waiting = aside.submit(_write, writer, call, schema, block, plan, teacher)
+                        waiting = aside.submit(_write, build, call, block, teacher)
                     advance(call.done)
                     block = _Block()
             if waiting is not None:
                 waiting.result()
             if claimed is not None:  # others write the last ones
                 time.sleep(WAIT_SECONDS if waiting is None else 0)
-                mark("waits for blocks that other workers write")
+                mark("waits for blocks that other processes write")
                 waiting, claimed = None, claim()
 
 
@@ -178,12 +163,10 @@ class _Block:
         return np.concatenate(self._counts) if self._counts else None
 
 
-def _write(
-    writer: ShardWriter, call: _Call, schema: SignalSchema, block: _Block, plan: Plan, teacher: str
-) -> None:
+def _write(build: Build, call: _Call, block: _Block, teacher: str) -> None:
     assert call.block is not None
-    split, part = plan.blocks[call.block]
-    keys, counts = plan.keys[split][part], block.counts
+    split, part = build.plan.blocks[call.block]
+    keys, counts, schema = build.plan.keys[split][part], block.counts, build.teachers[teacher][1]
     try:
         batch = schema.record_batch(block.encoded, counts)
     except NotFinite as error:
@@ -196,4 +179,4 @@ def _write(
             remedy = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
         among = f"{len(keys)} examples of a block"
         raise NotFiniteSignals(teacher, bad, among, remedy) from error
-    writer.append(call.block, batch, len(keys))
+    build.write(teacher, call.block, batch, len(keys))

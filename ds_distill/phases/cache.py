@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,11 @@ import numpy as np
 import torch
 import xxhash
 
-from ds_distill.cache.build import finish_build, join_build, known_teachers, remove_leftovers
-from ds_distill.cache.build_plan import Plan
+from ds_distill.cache.build import Build, known_teachers, remove_leftovers
 from ds_distill.cache.format import Teachers
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.cache.shards import ShardWriter, blocks_to_write
-from ds_distill.cache.workers import Worker, writer_name
-from ds_distill.caching.build import WAIT_SECONDS, claims, wait, write_blocks
+from ds_distill.caching.build import WAIT_SECONDS, claims, write_blocks
 from ds_distill.caching.cached_signals import cache_folder, fingerprint
 from ds_distill.caching.codecs import codec_json
 from ds_distill.caching.fidelity import (
@@ -49,7 +46,7 @@ from ds_distill.run.not_finite import NotFiniteSignals, refusal
 from ds_distill.run.run import Run
 
 LOOK_SECONDS = 5.0
-"""A list of all claims for each block would take most of the time of a cache of many."""
+"""A list of all blocks for each of them would take most of the time of a cache of many."""
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
@@ -72,7 +69,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
     noted = read_object(notes, "Remove that file.") if notes.is_file() else None
     world.barrier()  # before the main process writes them
     with naming(path):
-        build = _join(phase, run, path, references, splits)
+        build, missing, kept = _join(phase, run, path, references, splits)
         if build.plan.examples == 0:
             if world.is_main:
                 remove_leftovers(path)
@@ -81,7 +78,6 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
                 return record
             # An earlier start of this phase ended between its last block and its record.
             missing = added_by(path, splits, noted["first_block"])
-            build = replace(build, missing=missing)
             run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
         else:
             blocks = len(build.plan.blocks) * len(build.teachers)
@@ -92,10 +88,10 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
             }
             if world.is_main:
                 write_json(notes, noted)
-                if build.kept:
-                    run.log.info(f"  {build.kept} of {blocks} blocks were written before")
-                run.log.event("cache", phase=name, blocks=blocks, kept=build.kept)
-        repeated = _write_all(phase, run, references, path, build)
+                if kept:
+                    run.log.info(f"  {kept} of {blocks} blocks were written before")
+                run.log.event("cache", phase=name, blocks=blocks, kept=kept)
+        repeated = _write_all(phase, run, references, build, missing)
     reader, near = CacheReader(path), {}
     for teacher, sample in repeated.items():
         many = run.task.predicts == "labels"
@@ -122,30 +118,18 @@ def _not_given(
     return found
 
 
-@dataclass(frozen=True)
-class _Build:
-    """What a rank knows of the build that its process is a worker of."""
-
-    plan: Plan
-    missing: list[Missing]
-    teachers: Teachers
-    worker: Worker | None
-    """Of the main process, where anything is missing."""
-    writer: str
-    """This rank's name, for `ShardWriter`."""
-    kept: int
-    """Blocks that were written before, of all teachers together. Main process."""
-
-
 def _join(
     phase: Cache,
     run: Run,
     path: Path,
     references: list[ModelReference],
     splits: list[tuple[Examples, Collator]],
-) -> _Build:
-    """Begin a build of what the cache lacks, or join the one that goes on. Other workers may begin
-    and finish builds at any time: all ranks look again until they have seen the same."""
+) -> tuple[Build, list[Missing], int]:
+    """Begin a build of what the cache lacks, or join the one that goes on. Other processes may
+    begin and finish builds at any time: all ranks look again until they have seen the same.
+
+    Returns the build, what is missing of each split, and how many blocks were written before.
+    """
     world = run.world
     while True:
         before = known_teachers(path)
@@ -157,15 +141,10 @@ def _join(
         if not _all_see(plan.to_json(), world):
             continue
         if plan.examples == 0:
-            return _Build(plan, missing, teachers, None, "", 0)
-        joined = join_build(path, plan, teachers) if world.is_main else None
-        found = torch.full((1,), int(joined is not None), device=world.device)
-        if world.sum(found).item():
-            break
-    worker, kept = joined or (None, 0)
-    number = torch.full((1,), worker.number if worker is not None else 0, device=world.device)
-    writer = writer_name(int(world.sum(number).item()), world.rank)
-    return _Build(plan, missing, _known_to_main(path, world), worker, writer, kept)
+            return Build(path, plan, teachers), missing, 0
+        kept = world.from_main(lambda: Build(path, plan, teachers).join())  # noqa: B023
+        if kept is not None:
+            return Build(path, plan, _known_to_main(path, world)), missing, kept
 
 
 def _known_to_main(path: Path, world: World) -> Teachers:
@@ -219,24 +198,20 @@ def _teachers(
 
 
 def _write_all(
-    phase: Cache, run: Run, references: list[ModelReference], path: Path, build: _Build
+    phase: Cache, run: Run, references: list[ModelReference], build: Build, missing: list[Missing]
 ) -> dict[str, Repeated]:
     """Have all that is missing written, and the build finished. Returns signals of a second run,
     by teacher. Raises UserError where signals are not finite."""
-    world, worker, repeated = run.world, build.worker, {}
+    repeated = {}
     try:
         for reference in references:
-            repeated[reference.name] = _run_teacher(phase, run, reference, path, build)
+            repeated[reference.name] = _run_teacher(phase, run, reference, build, missing)
     except NotFiniteSignals as error:
         raise refusal(run, phase.splits, error) from error
-    finally:
-        if worker is not None:
-            worker.close()
-    while wait(world, worker):
-        pass
-    if worker is not None:
-        finish_build(path, build.plan, build.teachers, worker)
-    world.barrier()
+    run.world.barrier()
+    if run.world.is_main and build.plan.examples:
+        build.finish()
+    run.world.barrier()
     return repeated
 
 
@@ -268,56 +243,42 @@ def _schema(
 
 
 def _run_teacher(
-    phase: Cache, run: Run, reference: ModelReference, path: Path, build: _Build
+    phase: Cache, run: Run, reference: ModelReference, build: Build, missing: list[Missing]
 ) -> Repeated:
-    """Have all that is missing of a teacher written, by all ranks and workers together. Returns its
-    signals on a few of the examples from a second run."""
-    world, plan, schema = run.world, build.plan, build.teachers[reference.name][1]
+    """Have all that is missing of a teacher written, by all ranks and processes together. Returns
+    its signals on a few of the examples from a second run."""
+    world, teacher = run.world, reference.name
     batch_size = phase.batch_size
     if batch_size is None and run.packed(reference, half=is_half(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
     with inference_engine(run, [reference]) as engine:
-        if plan.examples:
-            writer = ShardWriter(path, plan, reference.name, schema, build.writer)
-            with closing(writer), _progress(run, reference.name, path, build) as advance:
-                write_blocks(
-                    engine,
-                    writer,
-                    claims(world, build.worker, reference.name),
-                    reference.name,
-                    schema,
-                    plan,
-                    build.missing,
-                    batch_size,
-                    advance,
-                )
-        most = max(build.missing, key=lambda part: len(part.indices))
+        if build.plan.examples:
+            with _progress(run, teacher, build) as advance:
+                claim = claims(world, build, teacher)
+                write_blocks(engine, build, claim, teacher, missing, batch_size, advance)
+        most, schema = max(missing, key=lambda part: len(part.indices)), build.teachers[teacher][1]
         return repeat_inference(
-            engine, reference.name, most.examples, most.collate, most.indices, schema.mask_variants
+            engine, teacher, most.examples, most.collate, most.indices, schema.mask_variants
         )
 
 
 @contextmanager
-def _progress(
-    run: Run, teacher: str, path: Path, build: _Build
-) -> Iterator[Callable[[list[int]], None]]:
-    """A progress bar over the examples of a teacher that are not written yet, by this worker or
+def _progress(run: Run, teacher: str, build: Build) -> Iterator[Callable[[list[int]], None]]:
+    """A progress bar over the examples of a teacher that are not written yet, by this process or
     another one: those of others are looked for every LOOK_SECONDS, and an event says how many are
     written, by which a killed phase's time is known."""
-    worker, sizes = build.worker, [part.stop - part.start for _, part in build.plan.blocks]
-    left: set[int] = set()
-    if worker is not None:
-        left.update(blocks_to_write(path, build.plan, teacher))
+    sizes = [part.stop - part.start for _, part in build.plan.blocks]
+    left = set(build.left(teacher)) if run.world.is_main else set()
     looked = time.monotonic()
     with run.log.bar(teacher, sum(sizes[at] for at in left)) as bar:
 
         def advance(done: list[int]) -> None:
             nonlocal looked
-            if worker is None:
+            if not run.world.is_main:
                 return
             new = left.intersection(done)
             if (now := time.monotonic()) - looked > LOOK_SECONDS:
-                looked, new = now, left & {*done, *worker.claimed(teacher)}
+                looked, new = now, left & {*done, *build.there(teacher)}
                 written = sum(sizes) - sum(sizes[at] for at in left - new)
                 run.log.event("written", phase=teacher, examples=written)
             left.difference_update(new)

@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import xxhash
 from cache_files import (
     LISTS,
     PRINT,
@@ -23,14 +24,16 @@ from cache_files import (
     contents,
     list_lengths,
     make_keys,
+    manifest_of,
     signals_of,
     write_cache,
+    write_manifest,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
-from ds_distill.cache.format import check_fingerprint, weights_fingerprint
+from ds_distill.cache.format import END_OF_STREAM, check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import NotFinite, SignalSchema
 from ds_distill.errors import UserError
@@ -191,14 +194,36 @@ def test_files_are_arrow_streams_that_other_tools_open(schemas, tmp_path):
     write_cache(tmp_path / "cache", keys, schemas, ranks=2)
     for name, kept in schemas.items():
         files = sorted((tmp_path / "cache" / name).iterdir())
-        assert len(files) == 2
-        # Blocks of 8, 8 and 4 examples: the first and the last are the first rank's.
-        for file, parts in zip(files, ([keys[:8], keys[16:]], [keys[8:16]]), strict=True):
+        for file, part in zip(files, (keys[:8], keys[8:16], keys[16:]), strict=True):
             shard = datasets.Dataset.from_file(str(file))
             rows = shard.with_format("arrow")["logits"]
-            assert shard.num_rows == sum(map(len, parts)) * (kept.mask_variants or 1)
-            wanted = [block(name, kept, part)["logits"] for part in parts]
-            assert rows.to_pylist() == [row for part in wanted for row in part.to_pylist()]
+            assert shard.num_rows == len(part) * (kept.mask_variants or 1)
+            assert rows.to_pylist() == block(name, kept, part)["logits"].to_pylist()
+
+
+@pytest.mark.parametrize("schemas", [TWO, LISTS])
+def test_a_cache_of_before_with_shards_of_several_blocks_is_read_and_added_to(schemas, tmp_path):
+    path, keys = tmp_path / "cache", make_keys(44)
+    write_cache(path, keys[:30], schemas, ranks=2)
+    manifest = manifest_of(path)
+    for name, teacher in manifest["teachers"].items():
+        content, blocks = schemas[name].arrow_schema().serialize().to_pybytes(), []
+        header = content
+        for shard in teacher["shards"]:
+            [[number, rows, offset, length, checksum]] = shard["blocks"]
+            file = path / name / shard["file"]
+            blocks.append([number, rows, len(content), length, checksum])
+            content += file.read_bytes()[offset : offset + length]
+            file.unlink()
+        frame = xxhash.xxh3_128_hexdigest(header + END_OF_STREAM)
+        one = {"file": "shard-00000000.arrow", "bytes": len(content) + 8, "checksum": frame}
+        teacher["shards"] = [{**one, "blocks": blocks}]
+        (path / name / "shard-00000000.arrow").write_bytes(content + END_OF_STREAM)
+    write_manifest(path, manifest)
+    for more in (keys[:30], keys):
+        write_cache(path, more, schemas)
+        check_rows(path, more, schemas)
+        CacheReader(path).verify()
 
 
 # ------------------------------------------------------------- threads and processes

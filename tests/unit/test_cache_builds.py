@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_files import PRINT, TWO, block, check_rows, contents, make_keys, write_cache
+from cache_files import PRINT, TWO, check_rows, contents, make_keys, write_block, write_cache
 
 from ds_distill.cache import build
-from ds_distill.cache.build import join_build, known_teachers
+from ds_distill.cache.build import Build, known_teachers
 from ds_distill.cache.build_plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.caching.build import write_blocks
 from ds_distill.caching.missing import added_by, missing_from
 from ds_distill.data.batches import Examples
@@ -48,8 +46,8 @@ def test_a_superset_adds_what_is_missing_and_touches_nothing_else(cache):
     after = contents(path)
     shards = {name for name in before if "shard" in name}
     assert {name: after[name] for name in shards} == {name: before[name] for name in shards}
-    assert len([name for name in after if "shard" in name]) == 2 + 2 * 2
-    assert len(after) == 6 + 2  # the manifest and one index
+    assert len([name for name in after if "shard" in name]) == 2 * (7 + 4)
+    assert len(after) == 22 + 2  # the manifest and one index
     assert CacheReader(path).manifest.examples == 80
     check_rows(path, more, TWO)
     CacheReader(path).verify()
@@ -127,7 +125,8 @@ def test_what_a_build_has_added_is_what_it_lacked(cache):
     assert len(added.indices) == 30 and added.indices.tolist() == lacked.indices.tolist()
 
 
-def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
+def test_class_logits_cost_two_bytes_each_and_at_most_36_more(tmp_path):
+    """24 of 400,000 examples, whose blocks are of more rows."""
     examples, classes, teachers = 20_000, 6, 3
     schemas = {
         f"teacher-{n}": SignalSchema(dtype="float16", classes=classes) for n in range(teachers)
@@ -135,7 +134,7 @@ def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
     rows = block_rows_for(examples, 2 * classes)
     write_cache(tmp_path / "cache", make_keys(examples), schemas, block_rows=rows, ranks=8)
     size = sum(len(content) for content in contents(tmp_path / "cache").values())
-    assert size <= examples * (2 * classes * teachers + 24)
+    assert size <= examples * (2 * classes * teachers + 36)
     check_rows(tmp_path / "cache", make_keys(examples)[::97], schemas)
 
 
@@ -159,20 +158,15 @@ def started(tmp_path: Path) -> tuple[Path, Plan]:
     path = tmp_path / "cache"
     write_cache(path, make_keys(20), BEGUN)
     plan = Plan(3, 8, [make_keys(20, "more ")])
-    worker = join(path, plan, BEGUN, kept=0)
-    writer = ShardWriter(path, plan, "first", BEGUN["first"], writer_name(worker.number, 0))
-    assert worker.claim("first", 1) == [0]
-    writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
-    writer.close()
-    worker.close()
-    join(path, plan, BEGUN, kept=1).close()
+    write_block(join(path, plan, BEGUN, kept=0), "first", 0)
+    join(path, plan, BEGUN, kept=1)
     return path, plan
 
 
-def join(path: Path, plan: Plan, schemas: dict[str, SignalSchema], kept: int) -> Worker:
-    joined = join_build(path, plan, with_fingerprint(schemas))
-    assert joined is not None and joined[1] == kept
-    return joined[0]
+def join(path: Path, plan: Plan, schemas: dict[str, SignalSchema], kept: int) -> Build:
+    build = Build(path, plan, with_fingerprint(schemas))
+    assert build.join() == kept
+    return build
 
 
 def with_fingerprint(
@@ -212,7 +206,7 @@ def test_an_unfinished_build_of_something_else_is_refused(
     before = contents(path)
     other = Plan(first_block, 8, [plan.keys[0] if keys is None else keys])
     with pytest.raises(UserError) as refused:
-        join_build(path, other, with_fingerprint(schemas, **changes))
+        Build(path, other, with_fingerprint(schemas, **changes)).join()
     text = str(refused.value)
     assert message in text and f"remove {path / BUILDING} to start again" in text
     assert len(text) < 700
@@ -237,8 +231,7 @@ def unreadable(file: Path, how: str) -> None:
     ("which", "how"),
     [
         *(("plan", how) for how in ("EIO", "ELOOP", "EISDIR")),
-        ("journal", "EIO"),
-        ("shard", "ELOOP"),  # only its size is asked for
+        ("shard", "EIO"),
     ],
 )
 def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, how, monkeypatch):
@@ -247,7 +240,6 @@ def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, ho
     monkeypatch.setattr(build, "refuse_links_out", lambda cache: None)
     files = {
         "plan": path / BUILDING / "plan.json",
-        "journal": next(path.glob(f"{BUILDING}/workers/*/first.00000.jsonl")),
         "shard": path / "first" / "shard-00000003.arrow",
     }
     aside = path.with_name("aside")
@@ -256,12 +248,12 @@ def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, ho
     left = sorted(path.rglob("*"))
     with pytest.raises(OSError) as failed:
         known_teachers(path)
-        join_build(path, plan, with_fingerprint(BEGUN))
+        Build(path, plan, with_fingerprint(BEGUN)).join()
     assert failed.value.errno == getattr(errno, how)
     assert sorted(path.rglob("*")) == left
     files[which].rmdir() if how == "EISDIR" else files[which].unlink()
     aside.replace(files[which])
-    join(path, plan, BEGUN, kept=1).close()
+    join(path, plan, BEGUN, kept=1)
     write_cache(path, np.concatenate([make_keys(20), *plan.keys]), BEGUN)
     check_rows(path, plan.keys[0], {"first": BEGUN["first"]})
 
@@ -273,7 +265,7 @@ def test_a_damaged_plan_is_refused(started, text):
     path, plan = started
     (path / BUILDING / "plan.json").write_text(text, errors="surrogateescape")
     before = contents(path)
-    for read in (known_teachers, lambda path: join_build(path, plan, with_fingerprint(BEGUN))):
+    for read in (known_teachers, lambda path: join(path, plan, BEGUN, kept=1)):
         with pytest.raises(UserError, match=f"damaged .* Remove {path / BUILDING} and build again"):
             read(path)
     assert contents(path) == before
@@ -348,11 +340,13 @@ def test_a_blocks_first_batch_is_made_while_the_one_before_is_computed():
 
     blocks = iter([[0], [1], [2], [None], None])
     written: list[int] = []
-    writer: Any = SimpleNamespace(append=lambda at, batch, rows: written.append(at))
+    build: Any = SimpleNamespace(
+        plan=plan, teachers={"t": (PRINT, schema)}, write=lambda t, at, *of: written.append(at)
+    )
     some: Any = [SimpleNamespace(collate=Collate(), indices=np.arange(6))]
     done: list[int] = []
     runner: Any = Runner()
-    write_blocks(runner, writer, lambda: next(blocks), "t", schema, plan, some, 2, done.extend)
+    write_blocks(runner, build, lambda: next(blocks), "t", some, 2, done.extend)
     assert events == ["computed 0", "computed 1", "computed 2"]
     assert written == done == [0, 1, 2]
     assert next(blocks, "all were asked for") == "all were asked for"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cache_files import check_rows, contents, make_keys, manifest_of, write_cache, write_manifest
 
+from ds_distill.cache.blocks import MappedShard
 from ds_distill.cache.format import FORMAT, MANIFEST
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
@@ -103,16 +104,20 @@ def test_the_manifest_is_checked_whatever_its_white_space(cache):
     verify(cache)
 
 
-def test_without_checks_damage_is_not_looked_for_but_verify_finds_it(cache):
-    shard = manifest_of(cache)["teachers"]["first"]["shards"][0]
-    file = cache / "first" / shard["file"]
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 1  # of the last value, or the padding after it
-    file.write_bytes(content)
-    reader = CacheReader(cache, checks=False)
-    reader.read("first", reader.indices(torch.from_numpy(KEYS)))
-    with pytest.raises(UserError, match=shard["file"]):
-        reader.verify()
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".", "x\n"])
+@pytest.mark.parametrize("path", [("teachers",), ("index", "file"), ("shard", "file")])
+def test_a_name_that_leads_out_of_the_folder_is_refused(path, name, cache):
+    """With the checksum that fits: a manifest may be a stranger's."""
+    manifest = manifest_of(cache)
+    if path == ("teachers",):
+        manifest["teachers"][name] = manifest["teachers"].pop("first")
+    elif path == ("index", "file"):
+        manifest["index"]["file"] = name
+    else:
+        manifest["teachers"]["first"]["shards"][0]["file"] = name
+    write_manifest(cache, manifest)
+    with pytest.raises(UserError, match=r"manifest\.json is"):
+        CacheReader(cache)
 
 
 @pytest.mark.parametrize("harm", ["cut", "cut to a block", "empty", "missing", "longer", "folder"])
@@ -200,3 +205,14 @@ def test_a_reader_goes_on_while_rows_are_added(cache):
     reader.verify()
     assert not reader.holds(torch.from_numpy(more))[len(KEYS) :].any()
     check_rows(cache, more, schemas)
+
+
+def test_nothing_beyond_a_file_can_be_read(tmp_path):
+    """Whatever a manifest and a block say: the last item ends with the file."""
+    (tmp_path / "shard").write_bytes(bytes(range(10)))
+    shard = MappedShard(tmp_path / "shard")
+    assert shard.items(4)[np.array([6, 0])].tobytes() == bytes([6, 7, 8, 9, 0, 1, 2, 3])
+    for offset in (7, 10, 2**40):
+        with pytest.raises(IndexError):
+            shard.items(4)[np.array([offset])]
+    assert len(shard.items(11)) == 0

@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_files import (
+    PRINT,
     block_checksums,
     check_rows,
-    journal_blocks,
+    contents,
     make_keys,
+    published,
+    write_block,
     write_cache,
 )
 from processes import fork
 
-from ds_distill.cache.build_plan import BUILDING
+from ds_distill.cache.build import Build
+from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
@@ -50,26 +54,23 @@ def write_all(path: Path, ledger: Path, ranks: int = 2) -> None:
 
 
 def die_at_call(count: int, draw: random.Random) -> None:
-    """Let this process kill itself at one of its next calls that change files: before it, after
-    it, or with a part of the bytes written."""
+    """Let this process kill itself at one of its next calls that change files: before it or
+    after it."""
     left = [count]
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
-                how = draw.choice(["before", "after", "part"])
-                if how == "part" and call.__name__ == "pwrite":
-                    file, content, offset = arguments
-                    call(file, content[: draw.randrange(len(content))], offset)
-                elif how == "after":
+                how = draw.choice(["before", "after"])
+                if how == "after":
                     call(*arguments, **options)
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*arguments, **options)
 
         return run
 
-    for name in ("pwrite", "fdatasync", "fsync", "replace", "mkdir", "unlink", "rmdir", "rename"):
+    for name in ("open", "fsync", "replace", "mkdir", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
 
 
@@ -92,10 +93,7 @@ def stage(path: Path) -> str:
         return "cleaning up" if done else "before the plan"
     if (path / MANIFEST).is_file() and Manifest.read(path).examples == len(ALL):
         return "cleaning up"
-    todo = BLOCKS - len(journal_blocks(path, SCHEMAS))
-    if (path / MANIFEST).is_file():
-        todo -= 2 * len(OLD) // BLOCK_ROWS
-    return "blocks" if todo else "finishing"
+    return "blocks" if len(published(path, SCHEMAS)) < BLOCKS else "finishing"
 
 
 class Series:
@@ -133,7 +131,7 @@ class Series:
 
     def one(self, path: Path, ledger: Path, seconds: float | None, ranks: int) -> bool:
         """Write until the end or a kill. Returns whether it was killed."""
-        before = journal_blocks(path, SCHEMAS)
+        before = published(path, SCHEMAS)
         seed = self.draw.random()
         calls = self.draw.choice([20, 60, 300])
 
@@ -149,9 +147,9 @@ class Series:
         lines = ledger.read_text().splitlines() if ledger.is_file() else []
         assert len(lines) == len(set(lines)), "a block that was acknowledged was written again"
         if (path / BUILDING / "plan.json").is_file() and stage(path) != "cleaning up":
-            noted = journal_blocks(path, SCHEMAS)
-            assert {tuple(line.split()) for line in lines} <= {(t, str(n)) for t, n in noted}
-            assert before.items() <= noted.items(), "a block that was noted is lost or elsewhere"
+            there = published(path, SCHEMAS)
+            assert {tuple(line.split()) for line in lines} <= {(t, str(n)) for t, n in there}
+            assert before.items() <= there.items(), "a block that was there is lost or another"
         return killed
 
     def check_equal(self, made: list[Path]) -> None:
@@ -198,3 +196,78 @@ def test_the_number_of_ranks_does_not_change_a_rows_bytes(ranks, tmp_path):
     for count in (2, ranks):
         write_cache(tmp_path / str(count), ALL, SCHEMAS, block_rows=BLOCK_ROWS, ranks=count)
     assert block_checksums(tmp_path / "2") == block_checksums(tmp_path / str(ranks))
+
+
+def test_four_processes_with_kills_and_a_late_one_write_what_one_writes(tmp_path):
+    """And each block is written once, or twice where the first process was killed meanwhile."""
+    draw, path = random.Random(0), tmp_path / "cache"
+    write_all(tmp_path / "whole", tmp_path / "ledger of one")
+
+    def slowly() -> None:
+        write_cache(
+            path, ALL, SCHEMAS, block_rows=BLOCK_ROWS, acknowledge=lambda *of: time.sleep(0.01)
+        )
+
+    running = [fork(slowly) for _ in range(4)]
+    for _ in range(3):
+        time.sleep(draw.uniform(0, 0.2))
+        victim = running.pop(draw.randrange(len(running)))
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+    running.append(fork(slowly))
+    assert [os.waitpid(child, 0)[1] for child in running] == [0] * len(running)
+    assert block_checksums(path) == block_checksums(tmp_path / "whole")
+    check_rows(path, ALL, SCHEMAS)
+    CacheReader(path).verify()
+
+
+def begun(path: Path, keys: np.ndarray = ALL, first_block: int = 0) -> Build:
+    teachers = {name: (PRINT, schema) for name, schema in SCHEMAS.items()}
+    build = Build(path, Plan(first_block, BLOCK_ROWS, [keys]), teachers)
+    assert build.join() == 0
+    return build
+
+
+def test_a_block_is_leased_to_one_process_until_it_ends(tmp_path):
+    one, other = begun(tmp_path), Build(tmp_path, begun(tmp_path).plan, begun(tmp_path).teachers)
+    assert one.claim("first", 2) == [0, 1] and other.claim("first", 3) == [2, 3, 4]
+    write_block(one, "first", 1)
+    assert one.claim("first", 30) == [*range(5, 35)]
+    assert other.claim("first", 2) == [None, None], "blocks that the other one writes"
+    del one  # as the end of its process does
+    assert other.claim("first", 2) == [0, 5], "1 is written"
+
+
+def test_one_that_stood_still_until_after_the_end_writes_nothing(tmp_path):
+    late = begun(tmp_path)
+    assert late.claim("second", 1) == [0]
+    late._leases.clear()
+    write_cache(tmp_path, ALL, SCHEMAS, block_rows=BLOCK_ROWS)
+    before = contents(tmp_path)
+    write_block(late, "second", 0)
+    late.finish()
+    assert late.claim("second", 1) is None
+    begun(tmp_path, make_keys(9, "more "), first_block=len(ALL) // BLOCK_ROWS)
+    write_block(late, "second", 0)
+    assert late.claim("second", 1) is None
+    late.finish()
+    assert {name: contents(tmp_path)[name] for name in before} == before
+
+
+def test_where_another_one_was_faster_the_plan_is_made_anew(tmp_path):
+    write_cache(tmp_path, OLD, SCHEMAS)
+    before = contents(tmp_path)
+    teachers = {name: (PRINT, schema) for name, schema in SCHEMAS.items()}
+    assert Build(tmp_path, Plan(0, 8, [ALL]), teachers).join() is None
+    assert contents(tmp_path) == before
+
+
+def test_claims_take_a_time_that_grows_with_their_number(tmp_path, monkeypatch):
+    build, looked = begun(tmp_path, make_keys(2_000)), []
+    build.left("first")
+    see = build._published
+    monkeypatch.setattr(build, "_published", lambda *of: (looked.append(of), see(*of))[1])
+    while any(at is not None for at in build.claim("first", 2) or []):
+        for teacher, at in list(build._leases):
+            write_block(build, teacher, at)
+    assert len(looked) < 3_000

@@ -10,13 +10,11 @@ import pytest
 import torch
 from cache_files import PRINT, make_keys, signals_of, write_cache
 
-from ds_distill.cache.build import finish_build, join_build
+from ds_distill.cache.build import Build
 from ds_distill.cache.build_plan import Plan
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import writer_name
 from ds_distill.caching.fidelity import Fidelity, Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
@@ -88,15 +86,11 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     schema = SignalSchema(
         dtype="float16", classes=vocabulary, temperature=T, mask_variants=1, codec=codec.to_json()
     )
-    plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, schema)}
-    joined = join_build(tmp_path / "cache", plan, teachers)
-    assert joined is not None
-    worker, _ = joined
-    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, writer_name(worker.number, 0))
-    writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
-    writer.close()
-    worker.close()
-    finish_build(tmp_path / "cache", plan, teachers, worker)
+    build = Build(tmp_path / "cache", Plan(0, 8, [keys]), {"t": (PRINT, schema)})
+    assert build.join() == 0
+    batch = schema.record_batch([schema.encode(Signals(logits))], np.array([1]))
+    build.write("t", 0, batch, 1)
+    build.finish()
     reader = CacheReader(tmp_path / "cache")
     measured = fidelity(Repeated(torch.from_numpy(keys), logits, logits), reader, "t")
     assert measured is not None and measured.lost > 0.2

@@ -89,13 +89,11 @@ def test_blocks_of_a_cache_are_work_that_is_saved(toy_settings, tmp_path):
     [cache] = [phase["cache"] for phase in settings["phases"] if "cache" in phase]
     cache["folder"] = str(tmp_path / "shared")
     recipe, run = Recipe.model_validate(settings), RunFolder(tmp_path / "run")
-    journal = tmp_path / "shared" / ".building" / "workers" / "me" / "first.0.jsonl"
+    block = tmp_path / "shared" / "first" / "shard-00000000.arrow"
     has_saved = run.progress(recipe)
-    journal.parent.mkdir(parents=True)
-    journal.write_text('{"host": "here"}\n')  # a worker has begun
+    block.parent.mkdir(parents=True)
     assert not has_saved()
-    with journal.open("a") as file:
-        file.write('["shard-00000000.arrow", 0, 8, 0, 9, "x"]\n')
+    block.touch()
     assert has_saved()
     has_saved = run.progress(recipe)
     assert not has_saved()

@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.cache.build import finish_build, join_build
+from ds_distill.cache.build import Build
 from ds_distill.cache.build_plan import Plan, block_rows_for
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
-from ds_distill.cache.shards import ShardWriter
-from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.caching.build import claims, write_blocks
 from ds_distill.caching.missing import Missing
 from ds_distill.data.batches import Collator, Examples
@@ -76,32 +74,24 @@ def fill(
     kept: Callable[[slice], EncodedSignals],
     keys: np.ndarray,
     each: int = 0,
-    ranks: int = 4,
 ) -> None:
     """Write a cache of one teacher. kept: rows of the plan -> their words. each: rows of an
     example, under mask draws."""
     item = sum(size or 0 for size in schema.items.values()) * max(each, 1)
     plan = Plan(0, block_rows_for(len(keys), item), [keys])
     teachers: dict[str, Any] = {"teacher": ({}, schema)}
-    worker = join(path, plan, teachers)
-    writers = [
-        ShardWriter(path, plan, "teacher", schema, writer_name(worker.number, rank))
-        for rank in range(ranks)
-    ]
+    build = join(path, plan, teachers)
     for at, (_, part) in enumerate(plan.blocks):
         rows = part.stop - part.start
         counts = np.full(rows, each) if each else None
-        writers[at % ranks].append(at, schema.record_batch([kept(part)], counts), rows)
-    for writer in writers:
-        writer.close()
-    worker.close()
-    finish_build(path, plan, teachers, worker)
+        build.write("teacher", at, schema.record_batch([kept(part)], counts), rows)
+    build.finish()
 
 
-def join(path: Path, plan: Plan, teachers: dict[str, Any]) -> Worker:
-    joined = join_build(path, plan, teachers)
-    assert joined is not None
-    return joined[0]
+def join(path: Path, plan: Plan, teachers: dict[str, Any]) -> Build:
+    build = Build(path, plan, teachers)
+    assert build.join() == 0
+    return build
 
 
 def reading_logits(folder: Path, examples: int, classes: int, batch: int) -> dict[str, Any]:
@@ -227,15 +217,10 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
         nonlocal number
         number += 1
         path = folder / f"built-{number}"
-        worker = join(path, plan, teachers)
-        writer = ShardWriter(path, plan, "teacher", schema, writer_name(worker.number, 0))
-        claim = claims(world, worker, "teacher")
-        write_blocks(
-            engine, writer, claim, "teacher", schema, plan, missing, batch, lambda done: None
-        )
-        writer.close()
-        worker.close()
-        finish_build(path, plan, teachers, worker)
+        begun = join(path, plan, teachers)
+        claim = claims(world, begun, "teacher")
+        write_blocks(engine, begun, claim, "teacher", missing, batch, lambda done: None)
+        begun.finish()
 
     return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(predict, build, 12)}
 
