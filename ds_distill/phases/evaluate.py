@@ -29,6 +29,7 @@ from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import known_labels, warn_of_few_groups, warn_of_teachers
 from ds_distill.run.run import Run
+from ds_distill.run.teacher_scores import not_doubted
 from ds_distill.tasks import TaskKind
 
 
@@ -231,10 +232,10 @@ def _warnings(
     roles: Mapping[str, str],
     judged: Mapping[str, _Judged],
 ) -> list[str]:
-    """Log and return what is doubtful of the teachers."""
+    """Log and return what is doubtful of the teachers, and was not told before."""
     found = []
     for role in ("teacher", CHECKPOINT):
-        for one in references:
+        for one in not_doubted(run, references):
             if roles[one.name] == role and (own := judged.get(one.name)) is not None:
                 about = run, phase, split, [one], own.predictions, own.examples, role
                 found += warn_of_teachers(*about)

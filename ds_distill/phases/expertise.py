@@ -46,7 +46,7 @@ from ds_distill.run.label_warnings import (
     warn_of_teachers,
 )
 from ds_distill.run.run import Run
-from ds_distill.run.teacher_scores import score_of_signals
+from ds_distill.run.teacher_scores import not_doubted, score_of_signals
 from ds_distill.types import Signals
 
 MOST_CHARACTERS = 400
@@ -67,7 +67,8 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     if not run.world.is_main:
         run.world.barrier()
         return None
-    warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
+    new = not_doubted(run, references)
+    warnings = warn_of_teachers(run, name, phase.split, new, logits, examples)
     where = f"phase {name}, split {phase.split}"
     if left_out:
         of_all = _compare(where, signals, examples, run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,11 @@ def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
         if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
             return entry
     return None
+
+
+def not_doubted(run: Run, references: Iterable[ModelReference]) -> list[ModelReference]:
+    """Those of which nothing doubtful was told when they were scored."""
+    return [one for one in references if "doubt" not in (_score_of(run, one) or {})]
 
 
 def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
