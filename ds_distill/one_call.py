@@ -43,17 +43,10 @@ def distil(
     path = Path(folder or Path("runs") / Path(data).resolve().name.split(".")[0])
     if not Path(data).exists():
         raise UserError(f"{data}: no such file or folder.")
-    found = guess(Path(data), DataOptions(task, text, label), _the_only)
+    found = guess(Path(data), DataOptions(task, text, label))
     written = recipe_text(found, str(data), list(teachers), student)
     recipe = path.with_name(f"{path.name}.yaml")
     recipe.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(written, encoding="utf-8")
     print(f"{written}Written to {recipe}.")
     return run_recipe(load_recipe(recipe, overrides), path)
-
-
-def _the_only(what: str, options: Sequence[str], flag: str) -> str:
-    if len(options) == 1:
-        return options[0]
-    named = f'{flag.removeprefix("--")}="COLUMN"'
-    raise UserError(f"{what} It may be {', '.join(options)}. Say which: {named}.")

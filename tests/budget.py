@@ -8,7 +8,8 @@ tests/budget.json has a line of counts for each file of a tier, the weight of ea
 quiet core, and the most that a tier may weigh. A whole run of a tier fails where a file is above
 its line or without one, or the tier above its most; a run of some files tells it. A file's `slack`
 is what may come on top of its line, and why. What session fixtures count has lines of its own: they
-are made by whichever test comes first.
+are made by whichever test comes first. A whole `make test` fails, too, where no test used some part
+of ds_distill: not where none speaks of it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class Judging:
         whole = from_paths and not config.getoption("keyword")
         budget = json.loads(config.stash[LINES].read_text(encoding="utf-8"))
         config.stash[SAID] = mistakes(counts["tiers"], budget) if budget["tiers"] else []
+        for name, why in budget.get("uses_all", {}).items() if whole else ():
+            parts = unused(counts["used"].get(name, [])) if name in counts["tiers"] else []
+            config.stash[SAID] += [f"make {name}: no test uses {part}. {why}" for part in parts]
         if config.stash[SAID] and whole:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -173,6 +177,29 @@ def mistakes(tiers: dict[str, Any], budget: dict[str, Any]) -> list[str]:
         if sum_ms > most:
             found.append(f"make {name} weighs {sum_ms:,.0f} ms, {most:,} are the most.")
     return found
+
+
+def unused(used: list[str]) -> list[str]:
+    """The parts, commands and ZeRO stages of ds_distill that are not among those used: `make test`
+    holds an example of everything."""
+    from ds_distill.cli import app
+    from ds_distill.recipe.registry import KINDS
+
+    commands = [*app.registered_commands]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        commands += group.typer_instance.registered_commands
+    names = {one.name or one.callback.__name__ for one in commands if one.callback is not None}
+    every = {
+        *(
+            f"{kind.entry.__name__.removesuffix('Entry')} {n}"
+            for kind in KINDS
+            for n in kind.entries
+        ),
+        *(f"command {name}" for name in names),
+        *(f"stage {stage}" for stage in range(4)),
+    }
+    return sorted(every - set(used))
 
 
 def report(tiers: dict[str, Any], weights: dict[str, float]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, takewhile
 
 import datasets
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from ds_distill.data.columns import arrow_column, as_numpy, flat_values
 from ds_distill.data.sources import Source
+from ds_distill.errors import short
 
 SHOWN = 20
 """Classes named in a line."""
@@ -20,12 +20,6 @@ PAIRS = 5
 
 TEXTS = 3
 """Texts named in a note."""
-
-RARE = 0.05
-"""Of a class's examples as many another one may have at most to be taken for its misspelling."""
-
-LONG_ENOUGH = 4
-"""Letters of a name in which one may be a typing error: `no` and `not` are two words."""
 
 _BATCH = 100_000
 
@@ -79,85 +73,34 @@ def class_notes(
             f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
             "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"
         )
-    near = list(near_labels(labels, total, tags=of_words))
-    if near:
-        named = []
-        for rare, frequent, how in near[:PAIRS]:
-            location = None if of_words else _location(source, splits, rare)
-            at = f", e.g. {location}" if location else ""
-            named.append(
-                f"{labels[rare]!r} ({total[rare]:,}{at}) and {labels[frequent]!r} "
-                f"({total[frequent]:,}) differ in {how}"
-            )
-        more = f"; and {len(near) - PAIRS:,} more pairs" if len(near) > PAIRS else ""
-        yield f"labels that may be one class: {'; '.join(named)}{more}. If so, correct the rows."
+    if near := near_labels(labels):
+        named = [
+            " and ".join(f"{labels[number]!r} ({total[number]:,})" for number in alike)
+            for alike in near[:PAIRS]
+        ]
+        more = f"; and {len(near) - PAIRS:,} more" if len(near) > PAIRS else ""
+        yield (
+            f"labels that differ in case or blanks alone: {'; '.join(named)}{more}. If each is one "
+            "class, correct the rows."
+        )
     for split, of_split in counts.items():
         lacking = [labels[number] for number in np.flatnonzero(of_split == 0).tolist()]
         if lacking:
             shown = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
             yield f"split {split!r} has no example of {len(lacking):,} of the classes: {shown}."
     if not of_words:
-        yield from _contradictions(source, labels, {split: splits[split] for split in counts})
+        yield from _contradictions(labels, {split: splits[split] for split in counts})
 
 
-def near_labels(
-    labels: Sequence[str], counts: np.ndarray, *, tags: bool
-) -> Iterator[tuple[int, int, str]]:
-    """Pairs of labels that may be one, the rarer first, and how they differ.
-
-    counts: int64 [C], examples of each. tags: whether they are tags of words, such as B-PER and
-        I-PER, which a letter tells apart.
-    """
-    plain = [" ".join(label.split()).casefold() for label in labels]
+def near_labels(labels: Sequence[str]) -> list[list[int]]:
+    """Numbers of labels that differ in case or blanks alone."""
     by_form: dict[str, list[int]] = {}
-    for number, form in enumerate(plain):
-        by_form.setdefault(form, []).append(number)
-        # Two names one letter apart have a form in common from which a letter is gone, or all.
-        if not tags and len(form) >= LONG_ENOUGH:
-            for at in range(len(form)):
-                by_form.setdefault(f"\0{form[:at]}{form[at + 1 :]}", []).append(number)
-            by_form.setdefault(f"\0{form}", []).append(number)
-    seen: set[tuple[int, int]] = set()
-    for numbers in by_form.values():
-        for pair in combinations(dict.fromkeys(numbers), 2):
-            if pair in seen:
-                continue
-            seen.add(pair)
-            rare, frequent = sorted(pair, key=lambda number: int(counts[number]))
-            if plain[rare] == plain[frequent]:
-                yield rare, frequent, "case or blanks alone"
-            elif counts[rare] <= RARE * counts[frequent] and _is_one_letter(
-                plain[rare], plain[frequent]
-            ):
-                yield rare, frequent, "one letter"
+    for number, label in enumerate(labels):
+        by_form.setdefault(" ".join(label.split()).casefold(), []).append(number)
+    return [numbers for numbers in by_form.values() if len(numbers) > 1]
 
 
-def _is_one_letter(one: str, other: str) -> bool:
-    """Whether a letter was left out, added or replaced: no digit, and no word of one letter."""
-    shorter, longer = sorted((one, other), key=len)
-    alike = (a == b for a, b in zip(shorter, longer, strict=False))
-    at, replaced = sum(takewhile(bool, alike)), len(one) == len(other)
-    changed = longer[at : at + 1] + (shorter[at : at + 1] if replaced else "")
-    beside = longer[:at][-1:] + longer[at + 1 : at + 2]
-    return longer[at + 1 :] == shorter[at + replaced :] and changed.isalpha() and beside.isalpha()
-
-
-def _location(source: Source, splits: Mapping[str, datasets.Dataset], label: int) -> str | None:
-    """Where the first example of a label stands."""
-    for split, data in splits.items():
-        column = arrow_column(data, "label")
-        rows = flat_values(column).reshape(len(column), -1)
-        has = rows[:, label] == 1 if rows.shape[1] > 1 else rows[:, 0] == label
-        if has.any():
-            row = data[int(has.argmax())]
-            key = row["key_hi"], row["key_lo"]
-            return source.locations(split, {key}).get(key, f"in split {split}")
-    return None
-
-
-def _contradictions(
-    source: Source, labels: Sequence[str], splits: Mapping[str, datasets.Dataset]
-) -> Iterator[str]:
+def _contradictions(labels: Sequence[str], splits: Mapping[str, datasets.Dataset]) -> Iterator[str]:
     """One note, of texts that stand in the data more than once, with other labels."""
     keys, codes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for data in splits.values():
@@ -175,8 +118,9 @@ def _contradictions(
     if not len(bad):
         return
     bad = bad[np.argsort(order[starts[bad]])]  # of each the first comes first
+    every = datasets.concatenate_datasets([data.select_columns(_SHOWN) for data in splits.values()])
     shown = "; ".join(
-        _copies(source, labels, splits, order[starts[at] : starts[at] + copies[at]])
+        _copies(labels, every.select(order[starts[at] : starts[at] + min(copies[at], 2 * TEXTS)]))
         for at in bad[:TEXTS]
     )
     yield (
@@ -186,27 +130,13 @@ def _contradictions(
     )
 
 
-def _copies(
-    source: Source,
-    labels: Sequence[str],
-    splits: Mapping[str, datasets.Dataset],
-    rows: np.ndarray,
-) -> str:
-    """Where the copies of a text stand, and their labels. rows: of all splits, one after the
-    other."""
-    found, start = [], 0
-    for split, data in splits.items():
-        here = rows[(rows >= start) & (rows < start + len(data))] - start
-        start += len(data)
-        if not len(here):
-            continue
-        examples = data.select(here.tolist())
-        key = examples[0]["key_hi"], examples[0]["key_lo"]
-        locations = source.all_locations(split, {key: len(here)}).get(key, [])
-        locations += [f"split {split}"] * (len(here) - len(locations))
-        for location, row in zip(locations, examples, strict=True):
-            found.append(f"{location} {_named(row['label'], labels)}")
-    return ", ".join(found[: 2 * TEXTS]) + (", ..." if len(found) > 2 * TEXTS else "")
+_SHOWN = ["text", "label"]
+
+
+def _copies(labels: Sequence[str], examples: datasets.Dataset) -> str:
+    """The first copies of a text, and their labels."""
+    named = dict.fromkeys(_named(label, labels) for label in examples["label"])
+    return f"{short(examples[0]['text'])} {', '.join(named)}"
 
 
 def _named(label: int | list[int], labels: Sequence[str]) -> str:

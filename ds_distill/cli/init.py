@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -69,8 +67,8 @@ def init(
     """Write a first recipe for your data and teachers, with a comment on each guess.
 
     What the columns are is guessed from their names and content, the labels come from teachers and
-    data, the length from the texts. What cannot be told is asked on a terminal; elsewhere the
-    message says which option decides. Nothing is trained.
+    data, the length from the texts. Where it cannot be told, a message says which option decides.
+    Nothing is trained.
     """
     target = output or Path(f"{data.resolve().name.split('.')[0]}.yaml")
     if target.exists() and not force:
@@ -108,7 +106,7 @@ def _recipe(
     if about.task is not None and about.task not in TASKS:
         raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
     options = DataOptions(about.task, about.text or (), about.label)
-    found = guess(data, options, _choose)
+    found = guess(data, options)
     for sentence in found.notes:
         say(sentence)
     made = recipe_text(found, str(data), teachers, student)
@@ -120,14 +118,3 @@ def _recipe(
     return recipe_text(
         found, str(data), teachers, student, planned(made, machine.gpu, machine.gpus)
     )
-
-
-def _choose(what: str, options: Sequence[str], flag: str) -> str:
-    if len(options) == 1:
-        return options[0]
-    if not sys.stdin.isatty():
-        raise UserError(f"{what} It may be {', '.join(options)}. Say which: {flag} COLUMN.")
-    for number, option in enumerate(options, 1):
-        say(f"  {number}  {option}")
-    number = typer.prompt(what, type=int, default=1)
-    return options[min(max(number, 1), len(options)) - 1]

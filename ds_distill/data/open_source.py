@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -150,18 +150,15 @@ class CombinedSource(Source):
             return self._others[split][0].no_labels()
         return self._own._no_labels(split if split in self._own.splits else self._own.splits[0])
 
-    def all_locations(
-        self, split: str, copies: Mapping[tuple[int, int], int]
-    ) -> dict[tuple[int, int], list[str]]:
+    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         folds = self.task.data.folds
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
-        found: dict[tuple[int, int], list[str]] = {}
+        found: dict[tuple[int, int], str] = {}
         for name in whole:
             sources = self._others.get(name)
-            own = [self._own.all_locations(name, copies)] if sources is None else []
-            for part in (*own, *(other.all_locations(copies) for other in sources or ())):
-                for key, places in part.items():
-                    found[key] = [*found.get(key, []), *places][: copies[key]]
+            own = [self._own.locations(name, keys)] if sources is None else []
+            for part in (*own, *(other.locations(keys) for other in sources or ())):
+                found = part | found
         return found
 
     def _check_folds(self, folds: Folds) -> None:
@@ -289,12 +286,10 @@ class _Other:
         )
         return _replaced(data, "label", column)
 
-    def all_locations(
-        self, copies: Mapping[tuple[int, int], int]
-    ) -> dict[tuple[int, int], list[str]]:
+    def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         if self._split.randomise is not None:
             return {}
-        return self._source.all_locations("train", copies)
+        return self._source.locations("train", keys)
 
     def no_labels(self) -> UserError:
         if not self._labelled:

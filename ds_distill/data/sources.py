@@ -164,13 +164,6 @@ class Source(ABC):
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
         first of those with the same text, and none where that cannot be determined."""
-        found = self.all_locations(split, dict.fromkeys(keys, 1))
-        return {key: places[0] for key, places in found.items()}
-
-    def all_locations(
-        self, split: str, copies: Mapping[tuple[int, int], int]
-    ) -> dict[tuple[int, int], list[str]]:
-        """Likewise of so many examples with the same text as `copies` says, in the file's order."""
         return {}
 
     def _check_split(self, split: str, fix: str) -> None:
@@ -309,21 +302,17 @@ class ReaderSource(Source):
         convert = partial(form.convert, labels, found=found)
         return datasets.Dataset.from_file(str(build_once(file, convert)))
 
-    def all_locations(
-        self, split: str, copies: Mapping[tuple[int, int], int]
-    ) -> dict[tuple[int, int], list[str]]:
-        found: dict[tuple[int, int], list[str]] = {}
-        left = sum(copies.values())
+    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        found: dict[tuple[int, int], str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
             reader = self._reader(split)
             form = self._form(reader)
             rows = reader.rows([*form.key_columns.values()])
-            while left and (batch := list(islice(rows, BATCH))):
+            while found.keys() < keys and (batch := list(islice(rows, BATCH))):
                 here = map(tuple, form.keys([row for _, row in batch]).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
-                    if len(places := found.get(key, [])) < copies.get(key, 0):
-                        found[key] = [*places, location]
-                        left -= 1
+                    if key in keys:
+                        found.setdefault(key, location)
         return found
 
     def _no_labels(self, split: str) -> UserError:

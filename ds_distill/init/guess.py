@@ -26,9 +26,6 @@ MOST_CLASSES = 20
 """Whole numbers with more values than that are taken for numbers, and not for classes, unless they
 have names."""
 
-Choose = Callable[[str, Sequence[str], str], str]
-"""(what, options, flag) -> one of the options: asks, or refuses and names the flag."""
-
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "categories", "target", "sentiment", "intent"),
     *("emotion", "topic", "score", "rating", "stars", "y"),
@@ -67,7 +64,7 @@ class Guess:
     """Sentences on what was seen."""
 
 
-def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
+def guess(data: Path, options: DataOptions) -> Guess:
     """Raises UserError for data that cannot be read, or are no examples of a known kind, or not of
     the task that the options name."""
     splits, files = _splits(data)
@@ -82,7 +79,7 @@ def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
     notes = [f"{files['train'].name} has the columns {seen}."]
     if reader.read_as is not None:
         notes.append(f"It is read as {reader.read_as}.")
-    task, named = _task_and_columns(_Table(reader, values, shapes, options, choose))
+    task, named = _task_and_columns(_Table(reader, values, shapes, options))
     label = next((named[key] for key in _OF_LABELS if key in named), None)
     judged = [split for split in ("validation", "test") if split in files and label is not None]
     for split in judged:
@@ -208,7 +205,6 @@ class _Table:
     shapes: Mapping[str, str]
     """By column, what these are; see `_shape_of`."""
     options: DataOptions
-    choose: Choose
 
     def of_shape(self, *shapes: str) -> list[str]:
         return [name for name, shape in self.shapes.items() if shape in shapes]
@@ -251,7 +247,7 @@ def _words(table: _Table) -> Found | None:
         tags = [name for name in tags if name == table.options.label]
     if not tags:
         return None
-    tag = "tags" if "tags" in tags else table.choose("Which column has the tags?", tags, "--label")
+    tag = "tags" if "tags" in tags else _only("Which column has the tags?", tags, "--label")
     alike = found[tag]
     if not alike:
         raise UserError(
@@ -345,7 +341,7 @@ def _label_column(table: _Table) -> str:
             f"{table.name}: no column looks like labels (columns: {table.columns}). Name it: "
             "--label COLUMN; or, for texts alone, --task masked-lm."
         )
-    return table.choose("Which column has the labels?", possible, "--label")
+    return _only("Which column has the labels?", possible, "--label")
 
 
 def _recur(values: Sequence[Any]) -> bool:
@@ -374,7 +370,14 @@ def _text_columns(table: _Table, taken: set[str]) -> list[str]:
     lengths = {name: fmean(map(len, table.values[name])) for name in texts}
     longest = max(lengths.values())
     possible = [name for name in texts if lengths[name] > longest / 3]
-    return [table.choose("Which column has the text?", possible, "--text")]
+    return [_only("Which column has the text?", possible, "--text")]
+
+
+def _only(what: str, options: Sequence[str], flag: str) -> str:
+    """Raises UserError for more than one, and names the option that says which."""
+    if len(options) > 1:
+        raise UserError(f"{what} It may be {', '.join(options)}. Say which: {flag} COLUMN.")
+    return options[0]
 
 
 def _as_pair(texts: Sequence[str]) -> dict[str, str]:

@@ -71,10 +71,7 @@ def calls() -> Iterator[Call]:
             shape = f"D={width} layers={layers}"
             yield Call("masked_cosine", shape, dtype, ("masked_cosine",), _cosine(width, layers))
         shape = "S=512 heads of 64"
-        yield Call("attention_kl", shape, dtype, ("_scores",), _attention(64, bias=False))
-        yield Call(
-            "attention_kl", f"{shape}, biases", dtype, ("_scores",), _attention(64, bias=True)
-        )
+        yield Call("attention_kl", shape, dtype, ("_scores",), _attention(64))
         yield Call("relation_kl", shape, dtype, ("_scores",), _relation(64))
 
 
@@ -113,15 +110,10 @@ def _cosine(width: int, layers: int) -> Callable[[torch.dtype], torch.Tensor]:
     return run
 
 
-def _attention(width: int, *, bias: bool) -> Callable[[torch.dtype], torch.Tensor]:
+def _attention(width: int) -> Callable[[torch.dtype], torch.Tensor]:
     def run(dtype: torch.dtype) -> torch.Tensor:
         query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
-        given = {}
-        if bias:
-            given = dict.fromkeys(
-                ("student_bias", "teacher_bias"), torch.zeros(1, 2, 512, 512, dtype=dtype)
-            )
-        return ds_kernels.attention_kl(query, query, query, query, **given)
+        return ds_kernels.attention_kl(query, query, query, query)
 
     return run
 

@@ -51,19 +51,9 @@ def _rows(
 
 
 @jit
-def _scores(
-    x, y, bias, own, other, length, scale, stride_own, stride_other,
-    BIAS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+def _scores(x, y, scale, ACC: tl.constexpr):
     """Exponents of 2."""
-    score = tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
-    if BIAS:
-        rows = bias + own.to(tl.int64)[:, None] * stride_own  # S * S * A passes 2^31
-        inside = (own < length)[:, None] & (other < length)[None, :]
-        score += LOG2E * tl.load(rows + other[None, :] * stride_other, mask=inside, other=0.0).to(
-            ACC
-        )
-    return score
+    return tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
 
 
 @jit
@@ -84,11 +74,9 @@ def _place(blocks, heads, BLOCK: tl.constexpr):
 
 @jit
 def _log_sums(
-    xs, xt, key_s, key_t, bias_s, bias_t, valid, own, end, length,
-    stride_ks, stride_kt, stride_bs, stride_bt, scale_s, scale_t,
+    xs, xt, key_s, key_t, valid, end, length, stride_ks, stride_kt, scale_s, scale_t,
     DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
-    BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
-    UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    BLOCK: tl.constexpr, UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """log2 of the sums over the keys, the student's and the teacher's, of a block of queries."""
     max_s = tl.full([BLOCK], -1e38, ACC)  # finite: a row of -inf gives 0, not NaN
@@ -99,15 +87,11 @@ def _log_sums(
         other = start + tl.arange(0, BLOCK)
         inside = tl.load(valid + other, mask=other < length, other=0) != 0
         ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
-        s = _scores(
-            xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
-        )
+        s = _scores(xs, ys, scale_s, ACC)
         s = tl.where(inside[None, :], s, -float("inf"))
         max_s, sum_s = _online_rows(s, max_s, sum_s, PTX)
         yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
-        t = _scores(
-            xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
-        )
+        t = _scores(xt, yt, scale_t, ACC)
         t = tl.where(inside[None, :], t, -float("inf"))
         max_t, sum_t = _online_rows(t, max_t, sum_t, PTX)
     return max_s + tl.log2(sum_s), max_t + tl.log2(sum_t)
@@ -115,12 +99,11 @@ def _log_sums(
 
 @jit
 def _forward_kernel(
-    query_s, key_s, query_t, key_t, bias_s, bias_t, valid, ends, losses, stats,
-    stride_qs, stride_ks, stride_qt, stride_kt, stride_bs, stride_bt,
+    query_s, key_s, query_t, key_t, valid, ends, losses, stats,
+    stride_qs, stride_ks, stride_qt, stride_kt,
     heads, length, blocks, num_rows, scale_s, scale_t, factor, tolerance,
     DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
-    BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
-    UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    BLOCK: tl.constexpr, UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     pair, batch, head, first, own = _place(blocks, heads, BLOCK)
     end = tl.load(ends + batch)
@@ -134,14 +117,11 @@ def _forward_kernel(
         query_t += batch * stride_qt[0] + head * stride_qt[1]
         key_s += batch * stride_ks[0] + head * stride_ks[1]
         key_t += batch * stride_kt[0] + head * stride_kt[1]
-        bias_s += batch * stride_bs[0] + head * stride_bs[1]
-        bias_t += batch * stride_bt[0] + head * stride_bt[1]
         xs = _rows(query_s, own, counted, stride_qs[2], DS, DSP, UPCAST, ACC)
         xt = _rows(query_t, own, counted, stride_qt[2], DT, DTP, UPCAST, ACC)
         lse_s, lse_t = _log_sums(
-            xs, xt, key_s, key_t, bias_s, bias_t, valid, own, end, length,
-            stride_ks, stride_kt, stride_bs, stride_bt, scale_s, scale_t,
-            DS, DSP, DT, DTP, BLOCK, BIAS_S, BIAS_T, UPCAST, ACC, PTX,
+            xs, xt, key_s, key_t, valid, end, length, stride_ks, stride_kt, scale_s, scale_t,
+            DS, DSP, DT, DTP, BLOCK, UPCAST, ACC, PTX,
         )  # fmt: skip
         gap = (lse_t - lse_s)[:, None]
         value = tl.zeros([BLOCK], ACC)
@@ -149,13 +129,9 @@ def _forward_kernel(
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
             ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
-            s = _scores(
-                xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
-            )
+            s = _scores(xs, ys, scale_s, ACC)
             yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
-            t = _scores(
-                xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
-            )
+            t = _scores(xt, yt, scale_t, ACC)
             log_q = s - lse_s[:, None]
             log_p = t - lse_t[:, None]
             # Close scores are subtracted first, exactly; of far ones the difference would be
@@ -175,11 +151,11 @@ def _forward_kernel(
 
 @jit
 def _backward_kernel(
-    ratio, largest, own_s, other_s, own_t, other_t, bias_s, bias_t, valid, ends, stats, gradient,
-    stride_os, stride_ys, stride_ot, stride_yt, stride_bs, stride_bt, stride_g,
+    ratio, largest, own_s, other_s, own_t, other_t, valid, ends, stats, gradient,
+    stride_os, stride_ys, stride_ot, stride_yt, stride_g,
     heads, length, blocks, num_rows, scale_s, scale_t,
     DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
-    BLOCK: tl.constexpr, MODE: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
+    BLOCK: tl.constexpr, MODE: tl.constexpr,
     UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     pair, batch, head, first, own = _place(blocks, heads, BLOCK)
@@ -193,8 +169,6 @@ def _backward_kernel(
         other_s += batch * stride_ys[0] + head * stride_ys[1]
         own_t += batch * stride_ot[0] + head * stride_ot[1]
         other_t += batch * stride_yt[0] + head * stride_yt[1]
-        bias_s += batch * stride_bs[0] + head * stride_bs[1]
-        bias_t += batch * stride_bt[0] + head * stride_bt[1]
         ratio += pair * length
         stats += pair * length
         xs = _rows(own_s, own, counted, stride_os[2], DS, DSP, UPCAST, ACC)
@@ -207,12 +181,8 @@ def _backward_kernel(
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
             ys = _rows(other_s, other, inside, stride_ys[2], DS, DSP, UPCAST, ACC)
             yt = _rows(other_t, other, inside, stride_yt[2], DT, DTP, UPCAST, ACC)
-            s = _scores(
-                xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
-            )
-            t = _scores(
-                xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
-            )
+            s = _scores(xs, ys, scale_s, ACC)
+            t = _scores(xt, yt, scale_t, ACC)
             slope = tl.zeros([BLOCK, BLOCK], ACC)
             if MODE != 1:  # this block holds the queries
                 change = exp2(s - own_lse_s, PTX) - exp2(t - own_lse_t, PTX)
@@ -240,8 +210,6 @@ def forward_scores(
     key_s: Tensor,
     query_t: Tensor,
     key_t: Tensor,
-    bias_s: Tensor | None,
-    bias_t: Tensor | None,
     valid: Tensor | None,
     scale_s: float,
     scale_t: float,
@@ -258,19 +226,17 @@ def forward_scores(
     stats = torch.zeros(2, batch, heads, length, dtype=acc, device=device)
     if _runs_triton(query_s, acc):
         if losses.numel():
-            launch, grid, blocks = _launch(query_s, query_t, bias_s, bias_t)
+            launch, grid, blocks = _launch(query_s, query_t)
             _forward_kernel[grid](
                 query_s, key_s, query_t, key_t,
-                losses if bias_s is None else bias_s, losses if bias_t is None else bias_t,
                 valid.contiguous(), _ends(valid), losses, stats,
                 query_s.stride()[:3], key_s.stride()[:3],
                 query_t.stride()[:3], key_t.stride()[:3],
-                _bias_stride(bias_s), _bias_stride(bias_t),
                 heads, length, blocks, losses.numel(), scale_s, scale_t, weight, tolerance,
                 **launch,
             )  # fmt: skip
         return losses, stats
-    student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
+    student, teacher = (query_s, key_s, scale_s), (query_t, key_t, scale_t)
     reference_forward(student, teacher, valid, weight, tolerance, losses, stats)
     return losses, stats
 
@@ -282,8 +248,6 @@ def backward_scores(
     key_s: Tensor,
     query_t: Tensor,
     key_t: Tensor,
-    bias_s: Tensor | None,
-    bias_t: Tensor | None,
     valid: Tensor | None,
     losses: Tensor,
     stats: Tensor,
@@ -303,35 +267,26 @@ def backward_scores(
     if not losses.numel():
         return query_gradient, key_gradient
     if not _runs_triton(query_s, stats.dtype):
-        student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
+        student, teacher = (query_s, key_s, scale_s), (query_t, key_t, scale_t)
         sums = reference_backward(student, teacher, valid, scale, stats, symmetric)
         return query_gradient.copy_(sums[0]), key_gradient.copy_(sums[1])
     # Taken out, so that float16 slopes do not underflow where the loss is a mean.
     largest = scale.abs().amax()
     largest = torch.where(largest == 0, 1, largest)
     ratio, valid, ends = scale / largest, valid.contiguous(), _ends(valid)
-    launch, grid, blocks = _launch(query_s, query_t, bias_s, bias_t)
-    biases = (losses if bias_s is None else bias_s, losses if bias_t is None else bias_t)
-    stride_bs, stride_bt = _bias_stride(bias_s), _bias_stride(bias_t)
-    across_bs = (*stride_bs[:2], stride_bs[3], stride_bs[2])
-    across_bt = (*stride_bt[:2], stride_bt[3], stride_bt[2])
+    launch, grid, blocks = _launch(query_s, query_t)
     rows = (query_s, key_s, query_t, key_t)
-    columns = (key_s, query_s, key_t, query_t)
-    passes = [(SYMMETRIC if symmetric else BY_ROWS, rows, stride_bs, stride_bt, query_gradient)]
+    passes = [(SYMMETRIC if symmetric else BY_ROWS, rows, query_gradient)]
     if not symmetric:
-        passes.append((BY_COLUMNS, columns, across_bs, across_bt, key_gradient))
-    for mode, tensors, stride_s, stride_t, gradient in passes:
+        passes.append((BY_COLUMNS, (key_s, query_s, key_t, query_t), key_gradient))
+    for mode, tensors, gradient in passes:
         _backward_kernel[grid](
-            ratio, largest, *tensors, *biases, valid, ends, stats, gradient,
-            *(tensor.stride()[:3] for tensor in tensors), stride_s, stride_t,
+            ratio, largest, *tensors, valid, ends, stats, gradient,
+            *(tensor.stride()[:3] for tensor in tensors),
             gradient.stride()[:3], heads, length, blocks, losses.numel(), scale_s, scale_t,
             MODE=mode, **launch,
         )  # fmt: skip
     return query_gradient, key_gradient
-
-
-def _bias_stride(bias: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0, 0) if bias is None else bias.stride()
 
 
 def _runs_triton(query: Tensor, acc: torch.dtype) -> bool:
@@ -348,29 +303,25 @@ def _ends(valid: Tensor) -> Tensor:
     return (positions * valid).amax(1)
 
 
-def _launch(
-    student: Tensor, teacher: Tensor, bias_s: Tensor | None, bias_t: Tensor | None
-) -> tuple[dict[str, Any], tuple[int], int]:
+def _launch(student: Tensor, teacher: Tensor) -> tuple[dict[str, Any], tuple[int], int]:
     """Launch options, grid, and blocks of queries per head."""
     batch, heads, length, width = student.shape
     padded_s, padded_t = (max(16, 1 << (x.shape[-1] - 1).bit_length()) for x in (student, teacher))
     block, warps, stages = score_tile(
         max(student.element_size(), teacher.element_size()), max(padded_s, padded_t),
-        capability(student.device), bias_s is not None or bias_t is not None,
+        capability(student.device),
     )  # fmt: skip
     blocks = -(-length // block)
     launch: dict[str, Any] = {
         "DS": width, "DSP": padded_s, "DT": teacher.shape[-1], "DTP": padded_t, "BLOCK": block,
-        "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
+        "UPCAST": INTERPRETED,
         "num_warps": warps, "num_stages": stages,
         **target_options(accumulator(student, teacher)), **register_limit(255),
     }  # fmt: skip
     return launch, (batch * heads * blocks,), blocks
 
 
-def score_tile(
-    element_size: int, width: int, capability: int, biased: bool
-) -> tuple[int, int, int]:
+def score_tile(element_size: int, width: int, capability: int) -> tuple[int, int, int]:
     """(queries and keys of a tile, warps, pipeline stages): as large as registers allow without
     spilling. Tiles of 64 rows on four warps are what the matrix units of sm_90 and sm_100 take;
     narrower ones compute products twice."""
@@ -379,9 +330,7 @@ def score_tile(
     if width > 128:
         return 16, 8, 2
     if width > 64 and capability == 0:
-        return (32, 4, 2) if biased else (32, 8, 1)
+        return 32, 8, 1
     if width > 64:
-        return (64 if capability >= 90 and not biased else 32), 8, 2
-    if capability < 90:
-        return 32, (4 if biased else 2), 2
-    return 64, 4, (1 if biased and capability >= 100 else 2)
+        return (64 if capability >= 90 else 32), 8, 2
+    return (32, 2, 2) if capability < 90 else (64, 4, 2)

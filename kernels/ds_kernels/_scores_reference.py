@@ -1,7 +1,7 @@
 """What `_scores` computes, in plain PyTorch: a bounded number of scores at a time.
 
-Shapes: B batch, A heads, S positions, D head width. `Scores`: query and key [B, A, S, D], bias
-[B, A, S, S] or None, and the factor of their products.
+Shapes: B batch, A heads, S positions, D head width. `Scores`: query and key [B, A, S, D], and the
+factor of their products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from ._divergences import reference_log_ratio, reference_relative_entropy, reference_softmax
 from ._shared import empty_like_heads, hinge
 
-Scores = tuple[Tensor, Tensor, Tensor | None, float]
+Scores = tuple[Tensor, Tensor, float]
 _REFERENCE_ELEMENTS = 1 << 18
 
 
@@ -35,14 +35,11 @@ def _spans(valid: Tensor, heads: int) -> Iterator[tuple[int, slice, Tensor, Tens
 
 
 def _reference_scores(
-    query: Tensor, key: Tensor, bias: Tensor | None, scale: float, span: Any, acc: torch.dtype
+    query: Tensor, key: Tensor, scale: float, span: Any, acc: torch.dtype
 ) -> Tensor:
     example, heads, queries, keys = span
     q, k = query[example, heads][:, queries].to(acc), key[example, heads][:, keys].to(acc)
-    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
-    if bias is not None:
-        scores += bias[example, heads][:, queries][:, :, keys]
-    return scores
+    return torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
 
 
 def reference_forward(
@@ -77,7 +74,7 @@ def reference_backward(
 ) -> list[Tensor]:
     """Gradients of the student's query and key, in the dtype of `stats`; the same one, of both,
     where they are one tensor. scale: of each row's loss, [B, A, S]."""
-    query, key, _, scale_s = student
+    query, key, scale_s = student
     # Spans of one head add up: in float32, rounded once.
     sums = [torch.zeros_like(empty_like_heads(query), dtype=stats.dtype)] * 2
     if not symmetric:

@@ -191,28 +191,24 @@ def chosen(losses: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def reduce_rows(
-    op: str,
     losses: Tensor,
     rows: Tensor | None,
     lead: torch.Size,
     reduction: str,
-    denominator: float | Tensor | None,
 ) -> Tensor:
     """Reduce losses [..., N], 0 at rows not counted, or one for each row index, [..., n]."""
     if reduction == "none":
         if rows is not None and rows.dtype != torch.bool:
             losses = losses.new_zeros(*losses.shape[:-1], lead.numel()).index_add(-1, rows, losses)
         return losses.reshape(*losses.shape[:-1], *lead)
-    return reduce_losses(op, losses, rows, lead.numel(), reduction, denominator)
+    return reduce_losses(losses, rows, lead.numel(), reduction)
 
 
 def reduce_losses(
-    op: str,
     losses: Tensor,
     rows: Tensor | None,
     num_rows: int,
     reduction: str,
-    denominator: float | Tensor | None,
     heads: int = 1,
 ) -> Tensor:
     """Reduce losses of counted rows, 0 elsewhere; "mean" also averages over heads."""
@@ -220,7 +216,7 @@ def reduce_losses(
         return losses
     masked = rows is not None and rows.dtype == torch.bool
     count = num_rows if rows is None else rows.numel()
-    plain = reduction == "mean" and denominator is None and not masked
+    plain = reduction == "mean" and not masked
     if plain and losses.numel() == count > 0:
         return losses.mean()  # one launch
     total = losses.sum()
@@ -228,18 +224,9 @@ def reduce_losses(
         return total
     if heads > 1:
         total = total / heads
-    if denominator is None:
-        if rows is not None and masked:
-            return total / rows.sum().clamp(min=1)
-        return total / max(count, 1)
-    if isinstance(denominator, Tensor):
-        if denominator.numel() != 1:
-            raise ValueError(f"{op}: denominator must be one number, got {list(denominator.shape)}")
-        # A step without any counted row has loss 0, not 0/0.
-        return total / torch.where(denominator == 0, 1, denominator).reshape(())
-    if denominator < 0:
-        raise ValueError(f"{op}: denominator must be at least 0, got {denominator}")
-    return total / (denominator or 1)
+    if rows is not None and masked:
+        return total / rows.sum().clamp(min=1)
+    return total / max(count, 1)
 
 
 def hinge(value: Tensor, tolerance: float) -> Tensor:

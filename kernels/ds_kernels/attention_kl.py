@@ -70,8 +70,6 @@ def _backward(
     key_s: Tensor,
     query_t: Tensor,
     key_t: Tensor,
-    bias_s: Tensor | None,
-    bias_t: Tensor | None,
     valid: Tensor | None,
     losses: Tensor,
     stats: Tensor,
@@ -80,7 +78,7 @@ def _backward(
     weight: float,
 ) -> tuple[Tensor, Tensor]:
     return backward_scores(
-        upstream, query_s, key_s, query_t, key_t, bias_s, bias_t, valid, losses, stats,
+        upstream, query_s, key_s, query_t, key_t, valid, losses, stats,
         scale_s, scale_t, weight, symmetric=False,
     )  # fmt: skip
 
@@ -89,16 +87,15 @@ _forward_op = torch.library.custom_op(
     "ds_kernels::attention_kl",
     forward_scores,
     mutates_args=(),
-    schema="(Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, Tensor? bias_s, "
-    "Tensor? bias_t, Tensor? valid, float scale_s, float scale_t, float weight, "
-    "float tolerance) -> (Tensor, Tensor)",
+    schema="(Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, Tensor? valid, "
+    "float scale_s, float scale_t, float weight, float tolerance) -> (Tensor, Tensor)",
 )
 _backward_op = torch.library.custom_op(
     "ds_kernels::attention_kl_backward",
     _backward,
     mutates_args=(),
     schema="(Tensor upstream, Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, "
-    "Tensor? bias_s, Tensor? bias_t, Tensor? valid, Tensor losses, Tensor stats, "
+    "Tensor? valid, Tensor losses, Tensor stats, "
     "float scale_s, float scale_t, float weight) -> (Tensor, Tensor)",
 )
 
@@ -115,16 +112,16 @@ def _(upstream: Tensor, query_s: Tensor, key_s: Tensor, *args: Any) -> tuple[Ten
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:7], *output)
-    ctx.options = inputs[7:10]
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.options = inputs[5:8]
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
 
 
 def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        return (None,) * 11
-    return (*_backward_op(upstream, *ctx.saved_tensors, *ctx.options), *[None] * 9)
+        return (None,) * 9
+    return (*_backward_op(upstream, *ctx.saved_tensors, *ctx.options), *[None] * 7)
 
 
 _forward_op.register_autograd(_autograd, setup_context=_setup_context)
@@ -137,10 +134,8 @@ def _check_inputs(
     student_key: Tensor,
     teacher_query: Tensor,
     teacher_key: Tensor,
-    student_bias: Tensor | None,
 ) -> None:
-    """Raises ValueError on shapes, dtypes or devices that do not fit, and on a bias that wants a
-    gradient."""
+    """Raises ValueError on shapes, dtypes or devices that do not fit."""
     check_heads(
         op,
         {
@@ -159,27 +154,6 @@ def _check_inputs(
                 f"{op}: {role}_query {list(query.shape)} {query.dtype} and {role}_key "
                 f"{list(key.shape)} {key.dtype} differ"
             )
-    if student_bias is not None and student_bias.requires_grad:
-        raise ValueError(
-            f"{op}: student_bias requires a gradient, which is not computed, since it has the "
-            "size of the attention map; detach it, or distil relations instead (relation_kl)"
-        )
-
-
-def _expanded(op: str, role: str, bias: Tensor | None, query: Tensor) -> Tensor | None:
-    """A bias as [B, A, S, S], without a copy. Raises ValueError where it is no such thing."""
-    if bias is None:
-        return None
-    if bias.device != query.device:
-        raise ValueError(f"{op}: the inputs are on different devices")
-    batch, heads, length, _ = query.shape
-    try:
-        return bias.detach().expand(batch, heads, length, length)
-    except RuntimeError:
-        raise ValueError(
-            f"{op}: {role}_bias {list(bias.shape)} does not broadcast to "
-            f"{[batch, heads, length, length]}"
-        ) from None
 
 
 def _scale(given: float | None, query: Tensor) -> float:
@@ -193,18 +167,15 @@ def attention_kl(
     teacher_key: Tensor,
     mask: Tensor | None = None,
     *,
-    student_bias: Tensor | None = None,
-    teacher_bias: Tensor | None = None,
     student_scale: float | None = None,
     teacher_scale: float | None = None,
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """KL divergence of attention distributions, teacher || student, per head and query.
 
-    Row loss = max(weight * KL(softmax(s_t Q_t K_t' + B_t) || softmax(s_s Q_s K_s' + B_s))
+    Row loss = max(weight * KL(softmax(s_t Q_t K_t') || softmax(s_s Q_s K_s'))
     - tolerance, 0): Wang et al. 2020, "MiniLM", section 3.1 (L_AT: the sum over heads and
     positions divided by both numbers).
 
@@ -214,35 +185,25 @@ def attention_kl(
         teacher_query, teacher_key: [B, A, S, Dt], no gradient. Dt may differ from D.
         mask: bool [B, S], True = real token, or int64 lengths [B]; None: all are. Positions
             outside take part neither as query nor as key, and may hold anything.
-        student_bias, teacher_bias: broadcastable to [B, A, S, S], added to the scaled scores
-            (relative positions, such as both of DeBERTa's relative terms); no gradient.
         student_scale, teacher_scale: factor of the scores, 1 / sqrt(width) by default.
         reduction: "none" gives [B, A, S] with 0 outside the mask; "sum"; "mean" is over heads
             and real tokens.
-        denominator: replaces the number of real tokens; heads are averaged all the same.
 
     Returns:
         Loss in float32; gradients to student_query and student_key.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, heads wider than 256, a
-            student_bias that requires a gradient, lengths outside 0 to S (CPU), weight or
-            tolerance below 0, an unknown reduction.
+        ValueError: shapes, dtypes or devices that do not fit, heads wider than 256,
+            lengths outside 0 to S (CPU), weight or tolerance below 0, an unknown reduction.
         RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     op = "attention_kl"
     check_options(op, weight, tolerance, reduction)
-    _check_inputs(op, student_query, student_key, teacher_query, teacher_key, student_bias)
-    refuse_transforms(op, student_query, student_key, student_bias)
+    _check_inputs(op, student_query, student_key, teacher_query, teacher_key)
+    refuse_transforms(op, student_query, student_key)
     batch, heads, length, _ = student_query.shape
-    biases = [
-        _expanded(op, role, bias, student_query)
-        for role, bias in (("student", student_bias), ("teacher", teacher_bias))
-    ]
     valid = valid_positions(op, mask, batch, length, student_query.device)
     tensors = (student_query, student_key, teacher_query.detach(), teacher_key.detach())
     scales = _scale(student_scale, student_query), _scale(teacher_scale, teacher_query)
-    losses, _ = _forward_op(
-        *map(contiguous_rows, tensors), *biases, valid, *scales, weight, tolerance
-    )
-    return reduce_losses(op, losses, valid, batch * length, reduction, denominator, heads)
+    losses, _ = _forward_op(*map(contiguous_rows, tensors), valid, *scales, weight, tolerance)
+    return reduce_losses(losses, valid, batch * length, reduction, heads)

@@ -240,7 +240,6 @@ def _linear(
     weight: float,
     tolerance: float,
     reduction: str,
-    denominator: float | Tensor | None,
 ) -> Tensor:
     check_options(op, weight, tolerance, reduction, temperature)
     refuse_transforms(op, *student)
@@ -269,7 +268,7 @@ def _linear(
     keep = needs and keeps(num_counted, compared, own[0])
     options = (temperature, weight, tolerance, divergence)
     losses, _ = _forward_op(*parts, rows, slot, compared, *options, keep)
-    return reduce_rows(op, losses, rows, lead, reduction, denominator)
+    return reduce_rows(losses, rows, lead, reduction)
 
 
 def linear_kl(
@@ -287,7 +286,6 @@ def linear_kl(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """`masked_kl` on hidden @ weight.T + bias without ever holding the [N, V] logits.
 
@@ -307,7 +305,7 @@ def linear_kl(
             more, not the same number. None: all, and both have as many.
         slot: of `linear_cross_entropy` on the same student_weight, whose gradient is then that of
             both, with one [V, Ds] in memory.
-        reduction, denominator: as in `masked_kl`.
+        reduction: as in `masked_kl`.
 
     Returns:
         Loss in float32; gradients reach student_hidden, student_weight and student_bias.
@@ -321,7 +319,7 @@ def linear_kl(
     return _linear(
         "linear_kl", KL, (student_hidden, student_weight, student_bias),
         (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
-        temperature, weight, tolerance, reduction, denominator,
+        temperature, weight, tolerance, reduction,
     )  # fmt: skip
 
 
@@ -339,12 +337,11 @@ def linear_mse(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """As `linear_kl` with row loss = max(weight * sum_v (z_s - z_t)^2 - tolerance, 0): squared
     error on logits, summed over the vocabulary as in VE-KD's code (weight 1 / V for a mean)."""
     return _linear(
         "linear_mse", MSE, (student_hidden, student_weight, student_bias),
         (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
-        1.0, weight, tolerance, reduction, denominator,
+        1.0, weight, tolerance, reduction,
     )  # fmt: skip

@@ -350,7 +350,6 @@ def masked_cosine(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """Cosine distance of student to teacher hidden states over the counted rows.
 
@@ -367,7 +366,6 @@ def masked_cosine(
             infinite loss.
         reduction: "none" gives [...], or [L, ...] for a sequence, with 0 at rows not counted;
             "sum"; "mean" divides by the number of counted rows, so layers are summed.
-        denominator: "mean" divides by this number instead, such as the count over all ranks.
 
     Returns:
         Loss in float32.
@@ -396,4 +394,4 @@ def masked_cosine(
     detached = [teacher.detach() for teacher in teachers]
     losses, *_ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
     losses = losses.squeeze(0) if single else losses  # not [0], whose gradient is a tensor of zeros
-    return reduce_rows(op, losses, rows, lead, reduction, denominator)
+    return reduce_rows(losses, rows, lead, reduction)

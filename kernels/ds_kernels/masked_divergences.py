@@ -17,13 +17,12 @@ def masked_reverse_kl(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """As `masked_kl` with KL(student || teacher): Wen et al. 2023, "f-Divergence Minimization
     for Sequence-Level Knowledge Distillation", on tokens."""
     return masked_divergence(
         "masked_reverse_kl", REVERSE_KL, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
+        temperature, weight, tolerance, reduction,
     )  # fmt: skip
 
 
@@ -36,14 +35,13 @@ def masked_js(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """As `masked_kl` with the Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2,
     m = (p + q) / 2: Wen et al. 2023, "f-Divergence Minimization for Sequence-Level Knowledge
     Distillation", on tokens."""
     return masked_divergence(
         "masked_js", JS, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
+        temperature, weight, tolerance, reduction,
     )  # fmt: skip
 
 
@@ -56,12 +54,11 @@ def masked_tv(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """As `masked_kl` with the total variation distance sum |p - q| / 2: Wen et al. 2023,
     "f-Divergence Minimization for Sequence-Level Knowledge Distillation", on tokens. Where
     p = q for a column its derivative is taken as 0."""
     return masked_divergence(
         "masked_tv", TV, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
+        temperature, weight, tolerance, reduction,
     )  # fmt: skip

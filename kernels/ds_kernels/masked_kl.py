@@ -127,7 +127,6 @@ def masked_divergence(
     weight: float,
     tolerance: float,
     reduction: str,
-    denominator: float | Tensor | None,
 ) -> Tensor:
     """The checked call behind `masked_kl` and the functions of `masked_divergences`."""
     check_pair(op, "logits", student_logits, teacher_logits)
@@ -143,7 +142,7 @@ def masked_divergence(
         losses = _Plain.apply(student, teacher, keep, temperature, weight, tolerance)
     else:
         losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
-    return reduce_rows(op, chosen(losses, rows), rows, lead, reduction, denominator)
+    return reduce_rows(chosen(losses, rows), rows, lead, reduction)
 
 
 def masked_kl(
@@ -155,7 +154,6 @@ def masked_kl(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """KL divergence from teacher to student logits over the counted rows.
 
@@ -172,7 +170,6 @@ def masked_kl(
             may hold NaN.
         reduction: "none" gives [...] with 0 at rows not counted; "sum"; "mean" divides by the
             number of counted rows and is 0 without any.
-        denominator: "mean" divides by this number instead, such as the count over all ranks.
 
     Returns:
         Loss in float32. Its gradients come from loss.backward() or torch.autograd.grad.
@@ -185,5 +182,5 @@ def masked_kl(
     """
     return masked_divergence(
         "masked_kl", KL, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
+        temperature, weight, tolerance, reduction,
     )  # fmt: skip

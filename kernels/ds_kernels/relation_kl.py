@@ -34,7 +34,7 @@ def _forward(
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
     return forward_scores(
-        student, student, teacher, teacher, None, None, valid, scale_s, scale_t, weight, tolerance
+        student, student, teacher, teacher, valid, scale_s, scale_t, weight, tolerance
     )
 
 
@@ -50,7 +50,7 @@ def _backward(
     weight: float,
 ) -> Tensor:
     return backward_scores(
-        upstream, student, student, teacher, teacher, None, None, valid, losses, stats,
+        upstream, student, student, teacher, teacher, valid, losses, stats,
         scale_s, scale_t, weight, symmetric=True,
     )[0]  # fmt: skip
 
@@ -108,7 +108,6 @@ def relation_kl(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """KL divergence of self-relations, teacher || student, per relation head and position.
 
@@ -125,7 +124,6 @@ def relation_kl(
         heads: number of relation heads.
         reduction: "none" gives [B, heads, S] with 0 outside the mask; "sum"; "mean" is over
             heads and real tokens.
-        denominator: replaces the number of real tokens; heads are averaged all the same.
 
     Returns:
         Loss in float32; gradients to `student`.
@@ -153,4 +151,4 @@ def relation_kl(
     losses, _ = _forward_op(
         views["student"], views["teacher"], valid, 1 / math.sqrt(width), scale_t, weight, tolerance
     )
-    return reduce_losses(op, losses, valid, batch * length, reduction, denominator, heads)
+    return reduce_losses(losses, valid, batch * length, reduction, heads)

@@ -115,7 +115,6 @@ def topk_kl(
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
-    denominator: float | Tensor | None = None,
 ) -> Tensor:
     """KL divergence from a teacher's K stored probabilities and tail to the student, K + 1 buckets.
 
@@ -130,7 +129,7 @@ def topk_kl(
         teacher_ids: [..., K], int64 or int32, columns of the student, distinct in a counted
             row; -1 pads.
         teacher_tail_log_prob: [...], log of the teacher's mass outside K, -inf if there is none.
-        mask, reduction, denominator: as in `masked_kl`.
+        mask, reduction: as in `masked_kl`.
 
     Returns:
         Loss in float32, gradients to the student only. On a GPU an id of V or more, or one that
@@ -157,4 +156,4 @@ def topk_kl(
         teacher_tail_log_prob.detach().reshape(-1).contiguous(),
         rows, temperature, weight, tolerance,
     )  # fmt: skip
-    return reduce_rows(op, chosen(losses, rows), rows, lead, reduction, denominator)
+    return reduce_rows(chosen(losses, rows), rows, lead, reduction)

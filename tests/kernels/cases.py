@@ -173,9 +173,8 @@ def topk_rows(student: Tensors, teacher: Tensors, temperature: float) -> Tensor:
 
 def _score_rows(student: Tensors, teacher: Tensors, mask: Tensor) -> Tensor:
     logs = []
-    for query, key, *bias in (student, teacher):
+    for query, key in (student, teacher):
         scores = query @ key.mT / math.sqrt(query.shape[-1])
-        scores = scores + bias[0] if bias else scores
         logs.append(scores.masked_fill(~mask[:, None, None, :], -float("inf")).log_softmax(-1))
     q, p = logs
     return _kl(p, torch.where(mask[:, None, None, :], q, 0.0))
@@ -215,9 +214,8 @@ def make_topk(lead: tuple[int, ...], width: int = V, entries: int = K) -> tuple[
 
 def _scores(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
     batch, length = lead
-    bias = _randn(1, HEADS, length, length)
     student = [_randn(batch, HEADS, length, 6), _randn(batch, HEADS, length, 6)]
-    return student, [_randn(batch, HEADS, length, 8), _randn(batch, HEADS, length, 8), bias]
+    return student, [_randn(batch, HEADS, length, 8), _randn(batch, HEADS, length, 8)]
 
 
 def _relations(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
@@ -245,8 +243,7 @@ def _linear(op: Callable[..., Tensor], entries: int | None = None) -> Callable[.
 
 
 def _attention(student: Tensors, teacher: Tensors, mask: Any = None, **options: Any) -> Tensor:
-    query, key, bias = teacher
-    return ds_kernels.attention_kl(*student, query, key, mask, teacher_bias=bias, **options)
+    return ds_kernels.attention_kl(*student, *teacher, mask, **options)
 
 
 def _topk(student: Tensors, teacher: Tensors, mask: Any = None, **options: Any) -> Tensor:

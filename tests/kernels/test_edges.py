@@ -277,13 +277,8 @@ def test_topk_refuses_ids_outside(device: torch.device) -> None:
         assert ds_kernels.topk_kl(student, log_probs, ids, tail).item() == INF
 
 
-def test_attention_refuses_a_trainable_bias() -> None:
+def test_attention_refuses_heads_that_are_too_wide() -> None:
     q = torch.randn(1, 2, 5, 4)
-    bias = torch.zeros(1, 2, 5, 5, requires_grad=True)
-    with pytest.raises(ValueError, match="student_bias requires a gradient"):
-        ds_kernels.attention_kl(q, q, q, q, student_bias=bias)
-    with pytest.raises(ValueError, match="does not broadcast"):
-        ds_kernels.attention_kl(q, q, q, q, teacher_bias=torch.zeros(3, 3))
     with pytest.raises(ValueError, match="at most 256"):
         wide = torch.randn(1, 2, 5, 257)
         ds_kernels.attention_kl(q, q, wide, wide)

@@ -37,17 +37,11 @@ FEW = {
     *((f"V={width} K=64", dtype) for width, dtype in zip(VOCABULARIES, DTYPES, strict=True)),
     *(("D=768 layers=12", dtype) for dtype in DTYPES),
     *(("S=512 heads of 64", dtype) for dtype in DTYPES),
-    ("S=512 heads of 64, biases", torch.bfloat16),
 }
 
 
 def has_limit(call: Call, target: str) -> bool:
-    return (
-        target == "sm_90"
-        and call.dtype == torch.bfloat16
-        and call.op in LIMITS
-        and "bias" not in call.shape
-    )
+    return target == "sm_90" and call.dtype == torch.bfloat16 and call.op in LIMITS
 
 
 SPILLED = {("3.6", "sm_100"): 80}
@@ -256,11 +250,8 @@ def test_heads_of_other_widths(
         pytest.skip("spills, and runs slower")
     query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
     teacher = torch.zeros(1, 2, 512, teacher_width, dtype=dtype)
-    bias = torch.zeros(1, 2, 512, 512, dtype=dtype)
     with recorded(MODULES["_scores"], target=target) as launches:
-        ds_kernels.attention_kl(
-            query, query, teacher, teacher, student_bias=bias, teacher_bias=bias
-        ).backward()
+        ds_kernels.attention_kl(query, query, teacher, teacher).backward()
         student = torch.zeros(1, 512, 2 * width, dtype=dtype, requires_grad=True)
         other = torch.zeros(1, 512, 2 * teacher_width, dtype=dtype)
         ds_kernels.relation_kl(student, other, heads=2).backward()

@@ -117,8 +117,15 @@ MORE = "tiers/test/test_first.py/starts_with_torch"
             'make test: test_second.py has no line. Add: "test_second.py": {"cases": 2, "forks": 1',
         ),
         ("test_first.py test_second.py", ["-n", "0"], changed("tiers", {}), 0, ""),
+        (
+            "test_first.py test_second.py",
+            ["-n", "0"],
+            changed("uses_all/test", "Why."),
+            1,
+            "make test: no test uses Term kl. Why.",
+        ),
     ],
-    ids=["two workers", "other order, above", "some files", "no lines yet"],
+    ids=["two workers", "other order, above", "some files", "no lines yet", "parts unused"],
 )
 def test_counts_are_the_same_in_any_order_and_on_any_workers(
     tmp_path, paths, options, given, code, said

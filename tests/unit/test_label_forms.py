@@ -92,7 +92,7 @@ def test_lists_of_0_and_1_for_each_label_are_vectors(
     source = opened(tmp_path, ABC[:count] if given else None, many=True)
     assert labels_of(source) == wanted
     assert source.labels == (ABC[:count] if given else [str(n) for n in range(count)])
-    assert guess(tmp_path, DataOptions(), lambda *_: "").task == "multi-label"
+    assert guess(tmp_path, DataOptions()).task == "multi-label"
 
 
 @pytest.mark.parametrize("form", [int, float, bool])
