@@ -22,7 +22,7 @@ from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark
 
-VERSION = 1
+VERSION = 2
 """Part of the fingerprint: raise it when the same texts give other windows."""
 
 BATCH = 200
@@ -39,8 +39,8 @@ def split_long(
     tokenizers. A text that fits stays as it is.
 
     examples: columns `text`, `label`, `key_hi`, `key_lo`, `copy` and `group`. The result has these,
-    the last two as the whole text has them. A word that is longer than a window is cut inside; a
-    character of more tokens than a window has is a window of its own.
+    the last two as the whole text has them. A word that is longer than a window is cut inside.
+    Where the tokens of a word depend on others, a window may have some too many.
 
     Raises ValueError for pairs of texts.
     """
@@ -100,71 +100,58 @@ Range = tuple[int, int]
 class _Splitter:
     """Finds windows.
 
-    The fast way counts the tokens of each word once, in the whole text, and adds them up. That is
-    right where words are tokenised each on its own, as BERT, RoBERTa and DeBERTa do; the first word
-    of a window is counted alone, because a space before it may be part of a token. Each window is
-    then tokenised as it is; where that gives another number, or a word is too long, the text goes
-    the exact way, which tokenises every candidate.
+    The tokens of each word are counted once, in the whole text, and added up. That is right where
+    words are tokenised each on its own, as BERT, RoBERTa and DeBERTa do; the first word of a window
+    is counted alone, because a space before it may be part of a token.
     """
 
     def __init__(self, tokenizers: Sequence[PreTrainedTokenizerBase], max_length: int) -> None:
         self._tokenizers = tokenizers
-        self._max_length = max_length
-        self._special = [t.num_special_tokens_to_add() for t in tokenizers]
-        self._rooms = [max_length - special for special in self._special]
+        self._rooms = [max_length - t.num_special_tokens_to_add() for t in tokenizers]
         self._alone: list[dict[str, int]] = [{} for _ in tokenizers]
 
     def ranges(self, texts: list[str]) -> list[list[Range]]:
         """The windows of each text, one or more."""
-        tokens = [_last_characters(tokenizer, texts) for tokenizer in self._tokenizers]
-        found: list[list[Range]] = [[(0, len(text))] for text in texts]
-        predicted: dict[int, np.ndarray] = {}  # text -> tokens of its windows, by tokenizer
-        for number, text in enumerate(texts):
-            here = [each[number] for each in tokens]
-            if any(len(t) > room for t, room in zip(here, self._rooms, strict=True)):
-                found[number], predicted[number] = self._fast(text, here)
-        if not predicted:
-            return found
-        windows = [texts[n][a:b] for n in predicted for a, b in found[n]]
-        right = np.ones(len(windows), dtype=bool)
-        for column, tokenizer in enumerate(self._tokenizers):
-            lengths = [counts[:, column] for counts in predicted.values()]
-            if windows:
-                right &= token_lengths(tokenizer, windows) == np.concatenate(lengths)
-        ends = np.cumsum([len(found[number]) for number in predicted])
-        for number, ok in zip(predicted, np.split(right, ends[:-1]), strict=True):
-            if not (found[number] and ok.all()):
-                found[number] = self._exact(texts[number])
-        return found
+        by_tokenizer = (_last_characters(tokenizer, texts) for tokenizer in self._tokenizers)
+        return [
+            self._windows(text, tokens) for text, *tokens in zip(texts, *by_tokenizer, strict=True)
+        ]
 
-    def _fast(self, text: str, tokens: list[np.ndarray]) -> tuple[list[Range], np.ndarray]:
-        """(windows, their tokens by tokenizer: int64 [N, tokenizers]); none where a word is too
-        long.
-
-        tokens: of the whole text, see `_last_characters`.
-        """
-        spans = np.array([m.span() for m in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
-        sums = []  # tokens up to and with a word; white space counts to the word after it
-        for last in tokens:
-            of_word = np.searchsorted(spans[:, 1], last, side="right")
-            sums.append(np.bincount(of_word, minlength=len(spans))[: len(spans)].cumsum())
-        ranges: list[Range] = []
-        lengths: list[list[int]] = []
+    def _windows(self, text: str, tokens: Sequence[np.ndarray]) -> list[Range]:
+        """tokens: by tokenizer, see `_last_characters`."""
+        if all(len(last) <= room for last, room in zip(tokens, self._rooms, strict=True)):
+            return [(0, len(text))]
+        spans, counts = self._words(text, tokens)
+        sums = [of_word.cumsum() for of_word in counts]
+        found: list[Range] = []
         first = 0
         while first < len(spans):
-            word = text[slice(*spans[first])]
-            alone = [self._tokens_alone(number, word) for number in range(len(sums))]
-            end = len(spans)
-            for room, count, total in zip(self._rooms, alone, sums, strict=True):
-                if count > room:
-                    return [], np.empty((0, len(sums)), dtype=np.int64)
-                limit = total[first] + room - count
+            word, end = text[slice(*spans[first])], len(spans)
+            for number, (room, total) in enumerate(zip(self._rooms, sums, strict=True)):
+                limit = total[first] + room - self._tokens_alone(number, word)
                 end = min(end, int(np.searchsorted(total, limit, side="right")))
-            ranges.append((int(spans[first, 0]), int(spans[end - 1, 1])))
-            added = [int(total[end - 1] - total[first]) for total in sums]
-            lengths.append([sum(each) for each in zip(alone, added, self._special, strict=True)])
+            end = max(end, first + 1)
+            found.append((int(spans[first, 0]), int(spans[end - 1, 1])))
             first = end
-        return ranges, np.array(lengths, dtype=np.int64).reshape(-1, len(sums))
+        return found or [(0, 0)]
+
+    def _words(
+        self, text: str, tokens: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Where words begin and end, int64 [words, 2], and by tokenizer how many tokens each has:
+        int64 [words]. White space counts to the word after it. A word of more tokens than there is
+        room for is halved, until its parts have room."""
+        spans = np.array([m.span() for m in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
+        while True:
+            of_word = (np.searchsorted(spans[:, 1], last, side="right") for last in tokens)
+            counts = [np.bincount(word, minlength=len(spans))[: len(spans)] for word in of_word]
+            rooms = np.array(self._rooms)[:, None]
+            long = (np.stack(counts) > rooms).any(axis=0) & (spans[:, 1] - spans[:, 0] > 1)
+            if not long.any():
+                return spans, counts
+            middle = np.where(long, spans.sum(axis=1) // 2, spans[:, 1])
+            halves = np.stack([spans[:, 0], middle, middle, spans[:, 1]], axis=1).reshape(-1, 2)
+            spans = halves[halves[:, 0] < halves[:, 1]]
 
     def _tokens_alone(self, number: int, word: str) -> int:
         """Tokens of a word at the beginning of a text."""
@@ -172,40 +159,3 @@ class _Splitter:
         if word not in known:
             [known[word]] = token_lengths(self._tokenizers[number], [word], special_tokens=False)
         return known[word]
-
-    def _exact(self, text: str) -> list[Range]:
-        """The windows of one text. Each is tokenised, and one word (or character) more, too."""
-        words = [match.span() for match in _WORD.finditer(text)]
-        if not words:
-            return [(0, 0)]
-        ends = [end for _, end in words]
-        ranges: list[Range] = []
-        word, start = 0, words[0][0]
-        while word < len(words):
-            count = self._longest(text, start, ends, word)
-            end = ends[word + count - 1]
-            if count == 0:  # not even the first word, or what is left of it
-                letters = range(start + 1, ends[word] + 1)
-                end = start + max(1, self._longest(text, start, letters, 0))
-            ranges.append((start, end))
-            word += count
-            start = end if count == 0 else words[word][0] if word < len(words) else end
-            if word < len(words) and start == ends[word]:
-                word += 1
-                start = words[word][0] if word < len(words) else end
-        return ranges
-
-    def _longest(self, text: str, start: int, ends: Sequence[int], first: int) -> int:
-        """How many of the ends from number `first` on make a window that fits, where one more does
-        not: found in steps that double, then in halves."""
-        low, high, step = 0, len(ends) - first + 1, 64
-        while low + 1 < high:
-            middle = min(low + step, high - 1) if step else (low + high) // 2
-            if self._fits(text[start : ends[first + middle - 1]]):
-                low, step = middle, step * 2
-            else:
-                high, step = middle, 0
-        return low
-
-    def _fits(self, text: str) -> bool:
-        return all(token_lengths(t, [text])[0] <= self._max_length for t in self._tokenizers)
