@@ -7,6 +7,5 @@ index    content keys -> record indices
 blocks   reading blocks: memory-mapped, checked, gathered
 reader   content keys -> signals
 codecs   compressed distributions over a vocabulary
-compare  size and KL divergence of each codec
 inspect  a description of a cache for the user
 """

@@ -1,4 +1,4 @@
-"""Codecs of a recipe's masked-LM teachers: fitted for the cache phase, compared for the user."""
+"""Codecs of a recipe's masked-LM teachers, fitted for the cache phase."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import numpy as np
 import torch
 
 from ds_distill.cache.codecs import VocabularyCodec
-from ds_distill.cache.compare import CodecScore, candidates, codec_table, compare_codecs
 from ds_distill.data.schedule import PADDED_BATCH
-from ds_distill.files import write_text
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
-from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.run import Run
 
@@ -71,24 +68,3 @@ def sample_logits(
             logits = engine.predict(batch, [reference.name])[reference.name].logits
             counted = batch.row_sets["all"].to(logits.device)
             yield logits[counted] / phase.codec.temperature
-
-
-def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]:
-    """Compare codecs on each teacher's signals, as phase `number` would cache them; writes a table
-    and a plot per teacher to the run's figures. In one process.
-
-    examples: how many of the phase's first split; half of them are for fitting.
-    """
-    phase = run.recipe.phases[number]
-    assert isinstance(phase, Cache)
-    scores = {}
-    for teacher in run.teachers(number):
-        batches = list(sample_logits(run, run.reference(teacher, number), phase, examples))
-        # Sorted by length: every second batch still covers all lengths.
-        fitted, held_out = batches[::2], batches[1::2] or batches
-        scores[teacher] = compare_codecs(held_out, candidates(fitted))
-        folder = run.folder.path / "figures"
-        write_text(folder / f"codecs-{teacher}.md", codec_table(scores[teacher]).markdown() + "\n")
-        file = folder / f"codecs-{teacher}.svg"
-        plot_codecs(scores[teacher], file, f"{run.recipe.name}: {teacher}")
-    return scores

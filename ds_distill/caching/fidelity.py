@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ds_distill.cache.compare import divergence
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.engine.engine import Engine
@@ -192,6 +191,13 @@ def _of_numbers(repeated: Repeated, reader: CacheReader, teacher: str) -> Number
         spread=spread,
         lost=float(off.square().mean()) / spread**2 if spread > 0 else 0.0,
     )
+
+
+def divergence(truth: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
+    """KL(truth || decoded) of each row: log-probs float32 [n, V] -> float64 [n]."""
+    terms = torch.exp(truth) * (truth - decoded)
+    # What the truth excludes counts nothing, however it was decoded.
+    return terms.masked_fill_(torch.isneginf(truth), 0.0).sum(1, dtype=torch.float64)
 
 
 def _total_variation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

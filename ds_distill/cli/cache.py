@@ -67,42 +67,6 @@ def cache_build(
         shutil.rmtree(run_folder.path, ignore_errors=True)  # what it made lies in the cache
 
 
-@cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
-@with_options
-def cache_compare(
-    given: Given,
-    examples: Annotated[
-        int, typer.Option(min=2, help="Examples of the cache's first split to measure on.")
-    ] = 512,
-    folder: FolderOption = None,
-) -> None:
-    """Compare size and KL divergence of every codec on your own masked-LM teachers.
-
-    Runs the phases before the recipe's first cache phase, unless they are done.
-    """
-    loaded = given.load()
-    numbers = _cache_phases(loaded)
-    tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
-    number = next((number for number, task in tasks.items() if task.predicts == "token"), None)
-    if number is None:
-        raise UserError(
-            f"{given.recipe}: codecs are for distributions over a vocabulary, but the task's type "
-            f"is {tasks[numbers[0]].type}. Class logits are stored as they are, 2 bytes each."
-        )
-    from ds_distill.run.folder import RunFolder
-
-    run_folder = RunFolder(folder or Path("runs") / loaded.name)
-    runs = execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
-    done = runs[loaded.task_name(loaded.phases[number])]
-    from ds_distill.cache.compare import codec_table
-    from ds_distill.caching.codecs import compare
-
-    for teacher, scores in compare(done, number, examples).items():
-        say(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
-        say(codec_table(scores).text())
-        say(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
-
-
 @cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
 def cache_verify(folder: CacheArgument) -> None:
     """Check every byte of a cache against its checksums."""

@@ -11,8 +11,7 @@ from ds_distill.recipe.section import Count, Section
 
 
 class CodecSettings(Section):
-    """How a cache keeps distributions over a vocabulary. `ds-distill cache compare` measures
-    the choices on your own teacher."""
+    """How a cache keeps distributions over a vocabulary."""
 
     name: str
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -49,21 +48,14 @@ CODECS: dict[str, CodecEntry] = {
             name="compact",
             settings=Compact,
             implementation="ds_distill.cache.codecs.compact:CompactCodec",
-            less_loss="a lower codec.threshold, or codec: {name: dense} (`ds-distill cache "
-            "compare` measures them on your teacher)",
-            compared={
-                f"compact {least:g}": Compact(threshold=least)
-                for least in (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)
-            },
+            less_loss="a lower codec.threshold, or codec: {name: dense}",
         ),
         CodecEntry(
             name="topk",
             settings=TopK,
             implementation="ds_distill.cache.codecs.topk:TopKCodec",
             mixes=False,
-            less_loss="codec: {name: compact}, or {name: dense}, or more entries (`ds-distill "
-            "cache compare` measures them on your teacher)",
-            compared={f"topk {entries}": TopK(entries=entries) for entries in (16, 32, 64, 128)},
+            less_loss="codec: {name: compact}, or {name: dense}, or more entries",
         ),
         CodecEntry(
             name="dense",

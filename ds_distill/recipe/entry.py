@@ -14,8 +14,8 @@ to the same dicts by `ds_distill.recipe.entry_points`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ds_distill.errors import UserError
@@ -219,9 +219,6 @@ class CodecEntry(ConfiguredEntry):
     """Whether every entry can be read, so that several teachers can be mixed."""
     less_loss: str
     """What to set where it loses too much."""
-    compared: Mapping[str, Section] = field(default_factory=dict)
-    """Settings under which `ds-distill cache compare` measures it, each by the name that its tables
-    have for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

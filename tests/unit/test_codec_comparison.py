@@ -1,22 +1,15 @@
-"""What `cache compare` measures, and the rivals it was measured against."""
+"""What the comparison of codecs measures, and the rivals it was measured against."""
 
 import math
 
 import codec_rivals
 import pytest
 import torch
+from codec_scores import COMPARED, CodecScore, candidates, codec_table, compare_codecs, plot_codecs
 from dense_codec import DenseCodec
 
 from ds_distill.cache.codecs import TopKCodec
-from ds_distill.cache.compare import (
-    CodecScore,
-    candidates,
-    codec_table,
-    compare_codecs,
-    divergence,
-)
-from ds_distill.recipe.codecs import CODECS
-from ds_distill.reporting.figures import plot_codecs
+from ds_distill.caching.fidelity import divergence
 
 pytestmark = pytest.mark.further
 
@@ -55,7 +48,7 @@ def test_divergence_counts_only_what_can_be():
 
 def test_candidates_get_better_as_they_grow(tmp_path):
     codecs = candidates([make_logits(200, 600, 2)])
-    assert list(codecs) == [name for entry in CODECS.values() for name in entry.compared]
+    assert list(codecs) == [*COMPARED]
     scores = compare_codecs([make_logits(60, 600, 3)], codecs)
     for family in ("topk", "compact"):
         of_family = [score for score in scores if score.name.startswith(family)]

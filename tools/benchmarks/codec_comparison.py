@@ -24,17 +24,16 @@ from typing import Any
 import torch
 from codec_parts import ablation
 from codec_rivals import rivals
+from codec_scores import candidates, codec_table, compare_codecs, plot_codecs
 from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
-from ds_distill.cache.compare import candidates, codec_table, compare_codecs
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_epoch
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs import CompactCodec, TailShape
-from ds_distill.cache.compare import divergence
+from ds_distill.caching.fidelity import divergence
 
 THRESHOLD = 2e-3
 MOST = 255

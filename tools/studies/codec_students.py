@@ -27,8 +27,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ds_distill.cache.codecs import codec_from_json
-from ds_distill.cache.compare import CodecScore, compare_codecs, divergence
 from ds_distill.cache.format import Manifest
+from ds_distill.caching.fidelity import divergence
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
@@ -220,13 +220,15 @@ def codec_scores(cache: Path, logits: Tensor) -> dict[str, Any]:
     """What the codec of a cache loses of logits at its temperature."""
     codec = Manifest.read(cache).teachers["minilm"].signals.codec
     assert codec is not None
-    score: CodecScore
-    [score] = compare_codecs(logits.split(256), {"": codec_from_json(codec)})
+    made = codec_from_json(codec)
+    encoded = [made.encode(part) for part in logits.split(256)]
+    decoded = torch.cat([made.log_probs(part) for part in encoded])
+    kl = divergence(torch.log_softmax(logits.float(), 1), decoded)
     entropy = torch.distributions.Categorical(logits=logits).entropy()
     return {
-        "bytes_per_token": score.bytes_per_row,
-        "kl_mean": score.kl_mean,
-        "kl_p99": score.kl_p99,
+        "bytes_per_token": sum(part.num_bytes for part in encoded) / len(logits),
+        "kl_mean": float(kl.mean()),
+        "kl_p99": float(kl.quantile(0.99)),
         "entropy": float(entropy.mean()),
     }
 

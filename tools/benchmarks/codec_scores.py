@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs import VocabularyCodec
-from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.entry_points import load_entry_points
+from ds_distill.caching.fidelity import divergence
+from ds_distill.recipe.codecs import CODECS, Compact, TopK
+from ds_distill.reporting.figure_files import new_figure
 from ds_distill.tables import Table
 
 
@@ -32,18 +34,22 @@ class CodecScore:
     """To entries and tail (`VocabularyCodec.decode`)."""
 
 
+COMPARED: dict[str, Compact | TopK] = {
+    **{f"compact {least:g}": Compact(threshold=least) for least in (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)},
+    **{f"topk {entries}": TopK(entries=entries) for entries in (16, 32, 64, 128)},
+}
+
+
 def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
-    """Codecs worth comparing for a teacher, by name: those that entries list.
+    """Codecs worth comparing for a teacher, by name.
 
     sample: some batches of its logits, float [n, V], that codecs are fitted to; others than
     those that they are then compared on.
     """
-    load_entry_points()
     codecs: dict[str, VocabularyCodec] = {}
-    for entry in CODECS.values():
-        for name, settings in entry.compared.items():
-            codec = entry.load().of(settings, sample[0].shape[1])
-            codecs[name] = codec.fit(sample) if codec.fitted_keys else codec
+    for name, settings in COMPARED.items():
+        codec = CODECS[settings.name].load().of(settings, sample[0].shape[1])
+        codecs[name] = codec.fit(sample) if codec.fitted_keys else codec
     return codecs
 
 
@@ -91,13 +97,6 @@ def compare_codecs(
     return scores
 
 
-def divergence(truth: Tensor, decoded: Tensor) -> Tensor:
-    """KL(truth || decoded) of each row: log-probs float32 [n, V] -> float64 [n]."""
-    terms = torch.exp(truth) * (truth - decoded)
-    # What the truth excludes counts nothing, however it was decoded.
-    return terms.masked_fill_(torch.isneginf(truth), 0.0).sum(1, dtype=torch.float64)
-
-
 def codec_table(scores: Sequence[CodecScore]) -> Table:
     """In the order of their size."""
     heads = ["codec", "bytes per token", "KL mean", "KL p99", "encode rows/s", "decode rows/s"]
@@ -113,6 +112,33 @@ def codec_table(scores: Sequence[CodecScore]) -> Table:
         for score in sorted(scores, key=lambda score: score.bytes_per_row)
     ]
     return Table("", heads, rows)
+
+
+def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
+    """Bytes per token against KL, mean and 99th percentile; codecs of a family, by the first
+    word of their names, are joined. The suffix of `path` is the format."""
+    families: dict[str, list[CodecScore]] = {}
+    for score in sorted(scores, key=lambda score: score.bytes_per_row):
+        families.setdefault(score.name.split()[0], []).append(score)
+    with new_figure(path, (10, 4.5), panels=2) as axes:
+        for axis, what in zip(axes, ("kl_mean", "kl_p99"), strict=True):
+            for family, members in families.items():
+                sizes = [score.bytes_per_row for score in members]
+                axis.plot(sizes, [getattr(s, what) for s in members], marker="o", label=family)
+                for score in members:
+                    axis.annotate(
+                        score.name.partition(" ")[2],
+                        (score.bytes_per_row, getattr(score, what)),
+                        textcoords="offset points",
+                        xytext=(4, 4),
+                        fontsize=7,
+                    )
+            axis.set(xscale="log", yscale="log", xlabel="bytes per token")
+            axis.grid(alpha=0.3, which="both")
+        axes[0].set_ylabel("KL(true || decoded), nats: mean")
+        axes[1].set_ylabel("99th percentile")
+        axes[0].legend()
+        axes[0].figure.suptitle(title)
 
 
 def _now(device: torch.device) -> float:
