@@ -262,7 +262,7 @@ def _tables(evaluation: dict[str, Any], results: dict[str, Any]) -> Iterator[str
     """All models, on examples that made none of this run's."""
     ready = _ready_teachers(results, evaluation)
     yield f"\nOn a split that was not used to make the models.{_unknown(ready)}"
-    first, *rest = evaluation_tables(evaluation, results["student"])
+    first, *rest = evaluation_tables(evaluation)
     for table in (first, *rest):
         title = f"### {_escaped(table.title)}\n\n" if table is not first else ""
         yield f"\n{title}{table.markdown(_escaped)}"

@@ -45,7 +45,7 @@ def test_the_choice_is_recorded_shown_and_followed(finished):
     assert comparison == json.loads((run / "routing.json").read_text())
     assert comparison["choice"] in comparison["policies"]
     page = (run / "report.html").read_text()
-    assert "What chose the policy: which target is right?" in page
+    assert "Which policy’s target is right?" in page
     assert f"{comparison['choice']} (chosen)" in page
     with safe_open(run / "routing.safetensors", "pt") as file:
         assert "gate.weight" in file.keys()  # noqa: SIM118
