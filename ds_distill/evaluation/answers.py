@@ -12,7 +12,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 
 from ds_distill.data.question_windows import NO_ANSWER, Windows
 from ds_distill.evaluation.predictions import Predictions
@@ -106,12 +105,6 @@ class AnswerPredictions(Predictions):
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         return cls(*json.loads(arrays["answers"].tobytes()))
-
-    def check(self, labels: Sequence[str]) -> None:
-        TypeAdapter(list[list[str]]).validate_python(self.ranked, strict=True)
-        TypeAdapter(list[list[str]]).validate_python(self.right, strict=True)
-        if len(self.ranked) != len(self.right) or not isinstance(self.windows, int):
-            raise ValueError(f"{len(self.ranked)} answers to {len(self.right)} questions")
 
     def same_examples(self, other: Predictions) -> bool:
         return isinstance(other, AnswerPredictions) and self.right == other.right

@@ -17,8 +17,6 @@ class Predictions:
 
     judged_by: ClassVar[tuple[str, ...]] = ("labels",)
     """Of `arrays`: what is known of the examples, the same for all models."""
-    aligned: ClassVar[tuple[str, ...]] = ()
-    """Of `arrays`: those of N values."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Its fields, as a run keeps them."""
@@ -32,28 +30,6 @@ class Predictions:
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         """What `arrays` gave; labels: names of the task's classes."""
         return cls(**arrays)
-
-    def check(self, labels: Sequence[str]) -> None:
-        """Raises ValueError for what no model predicts of examples with classes of these names:
-        numbers that are not finite, shapes and labels that do not fit."""
-        arrays = self.arrays()
-        for name, array in {**arrays, **self.read_of()}.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError(f"{name} are not finite")
-        if "logits" in arrays:
-            logits, known = arrays["logits"], arrays["labels"]
-            if logits.ndim != 2 or logits.shape[1] != len(labels) or len(logits) != len(known):
-                raise ValueError(
-                    f"logits {logits.shape} of {len(known)} labels, {len(labels)} names"
-                )
-            if known.size and not -1 <= known.min() <= known.max() < max(2, len(labels)):
-                raise ValueError("a label is none of the names")
-        if len({len(array) for name, array in arrays.items() if name in self.aligned}) > 1:
-            raise ValueError("arrays of several lengths")
-
-    def read_of(self) -> dict[str, np.ndarray]:
-        """Of arrays that are read in part, that part."""
-        return {}
 
     def same_examples(self, other: Predictions) -> bool:
         """Whether another model was judged by the same."""
@@ -158,7 +134,6 @@ class TokenScores(Predictions):
     """How a masked-LM does on each of N examples. All float64 [N]."""
 
     judged_by = ("tokens",)
-    aligned = ("loss", "right", "tokens", "words", "word_loss")
 
     loss: np.ndarray
     """Sum of the cross-entropies of its masked tokens, of those that all models know."""
@@ -177,13 +152,6 @@ class TokenScores(Predictions):
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array for name, array in super().arrays().items() if array is not None}
 
-    def check(self, labels: Sequence[str]) -> None:
-        super().check(labels)
-        if self.own is not None and self.own.shape != (3, len(self)):
-            raise ValueError(f"scores on own tokens {self.own.shape} of {len(self)} examples")
-        if (self.words is None) != (self.word_loss is None):
-            raise ValueError("hidden words without their number, or their losses")
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -200,8 +168,6 @@ class TokenScores(Predictions):
 @dataclass(frozen=True)
 class NumberPredictions(Predictions):
     """Of N examples whose label is a number."""
-
-    aligned = ("predicted", "labels")
 
     predicted: np.ndarray
     """float64 [N]."""

@@ -45,17 +45,6 @@ class TagPredictions(Predictions):
         words = Words(arrays["offsets"], arrays["counted"])
         return cls(arrays["logits"], arrays["labels"], words, list(labels))
 
-    def read_of(self) -> dict[str, np.ndarray]:
-        return {"logits": self.logits[self.words.counted]}
-
-    def check(self, labels: Sequence[str]) -> None:
-        offsets, counted = self.words.offsets, self.words.counted
-        if counted.dtype != bool or len(counted) != len(self.labels) or len(offsets) < 1:
-            raise ValueError(f"{len(counted)} words of {len(self.labels)} labels")
-        if offsets[0] != 0 or offsets[-1] != len(counted) or (np.diff(offsets) < 0).any():
-            raise ValueError("offsets of words that are none")
-        super().check(labels)
-
     def __len__(self) -> int:
         """N: examples are resampled whole, because the words of one are not independent."""
         return len(self.words)

@@ -10,9 +10,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.question_windows import prepare
 from ds_distill.data.rows import span_rows
@@ -27,10 +26,9 @@ from ds_distill.evaluation.answers import (
 from ds_distill.evaluation.scores import metric_values
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.tasks.data import TaskData
-from ds_distill.tasks.kind import TaskKind
+from ds_distill.tasks.kind import Codec, TaskKind
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
@@ -54,21 +52,9 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         return {}
 
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
         """Two rows of each window; windows have unlike numbers of tokens."""
-        return SignalSchema(
-            dtype=phase.dtype,
-            classes=self.settings.max_length,
-            ragged=True,
-            hidden=dict.fromkeys(phase.hidden, config.hidden_size),
-            mask_variants=1,
-        )
+        return {"classes": self.settings.max_length, "ragged": True, "mask_variants": 1}
 
     def predict(
         self,

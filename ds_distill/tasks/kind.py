@@ -28,6 +28,9 @@ from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.tasks.data import TaskData
 
 Settings = TypeVar("Settings", bound=TaskSettings)
+Codec = Callable[[int], dict[str, Any] | None]
+"""Of so many entries a codec, as JSON."""
+
 Predictions = TypeVar("Predictions")
 """A model's predictions for the N examples of a split, as far as metrics need them."""
 
@@ -102,18 +105,24 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """
 
     @abstractmethod
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
-        """How a cache phase stores a teacher's signals.
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
+        """How a cache holds a teacher's logits: fields of `SignalSchema`.
 
-        config: the teacher's. codec: makes the codec of distributions over so many entries, as
-            JSON. Every rank calls it, or none.
+        vocabulary: tokens that the teacher knows. codec: makes the codec of distributions over so
+            many entries. Every rank calls it, or none.
         """
+
+    def signal_schema(
+        self, phase: Cache, config: PreTrainedConfig, codec: Codec, label_map: LabelMap | None
+    ) -> SignalSchema:
+        """How a cache phase stores a teacher's signals. config: the teacher's."""
+        logits = self.stored(config.vocab_size, codec, label_map)
+        return SignalSchema(
+            dtype=phase.dtype,
+            hidden=dict.fromkeys(phase.hidden, config.hidden_size),
+            temperature=phase.codec.temperature if logits.get("codec") else None,
+            **logits,
+        )
 
     # ---------------------------------------------------------------------- predictions, scores
 

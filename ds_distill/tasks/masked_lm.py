@@ -11,9 +11,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
 from ds_distill.data.masking import Masking, masked_rows
@@ -28,10 +27,9 @@ from ds_distill.evaluation.scores import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
-from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import MaskedLM
 from ds_distill.tasks.data import TaskData
-from ds_distill.tasks.kind import TaskKind
+from ds_distill.tasks.kind import Codec, TaskKind
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
@@ -60,22 +58,12 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             del found["shown"]  # caches of before do not have it
         return {"masking": found}
 
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
-        encoding = codec(config.vocab_size)
-        return SignalSchema(
-            dtype=phase.dtype,
-            classes=config.vocab_size,
-            hidden=dict.fromkeys(phase.hidden, config.hidden_size),
-            mask_variants=self.settings.masking.variants,
-            codec=encoding,
-            temperature=phase.codec.temperature if encoding else None,
-        )
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
+        return {
+            "classes": vocabulary,
+            "codec": codec(vocabulary),
+            "mask_variants": self.settings.masking.variants,
+        }
 
     def predict(
         self,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import NumberDoubt
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import regression_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import Regression
 from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.kind import Codec
 from ds_distill.tasks.sequence import SequenceKind
 
 OUTPUT = ["LABEL_0"]
@@ -54,16 +53,9 @@ class RegressionKind(SequenceKind[Regression]):
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         return {"outputs": len(OUTPUT)}
 
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
-        """The number is stored as it is."""
-        hidden = dict.fromkeys(phase.hidden, config.hidden_size)
-        return SignalSchema(dtype=phase.dtype, classes=len(OUTPUT), hidden=hidden)
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
+        """The number as it is."""
+        return {"classes": len(OUTPUT)}
 
     def scored(self, predictions: np.ndarray, examples: Examples) -> NumberPredictions:
         known = examples.labelled

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig
 
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import LabelDoubt, label_doubt
@@ -18,9 +16,9 @@ from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.classes import Accuracy
-from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks.labelled import LabelledTask
 from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.kind import Codec
 from ds_distill.tasks.sequence import SequenceKind
 from ds_distill.types import LACKING
 
@@ -33,18 +31,10 @@ class Classification(SequenceKind[LabelledTask]):
             return {"labels": self.labels}
         return {"labels": {"labels": self.labels, "outputs": label_map.to_json()}}
 
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
-        """Class logits are stored as they are."""
-        hidden = dict.fromkeys(phase.hidden, config.hidden_size)
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
+        """As they are."""
         known = None if label_map is None else label_map.classes
-        classes = len(self.labels if known is None else known)
-        return SignalSchema(dtype=phase.dtype, classes=classes, known=known, hidden=hidden)
+        return {"classes": len(self.labels if known is None else known), "known": known}
 
 
 class OneLabelKind(Classification):

@@ -8,17 +8,16 @@ from typing import Any
 import datasets
 import numpy as np
 import xxhash
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import prepare
 from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
-from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TokenClassification
+from ds_distill.tasks.kind import Codec
 from ds_distill.tasks.single_label import OneLabelKind
 
 
@@ -43,16 +42,9 @@ class TokenClassificationKind(OneLabelKind):
         every = isinstance(self.settings, TokenClassification) and self.settings.subwords == "all"
         return word_token_rows if every else word_rows
 
-    def signal_schema(
-        self,
-        phase: Cache,
-        config: PreTrainedConfig,
-        codec: Callable[[int], dict[str, Any] | None],
-        label_map: LabelMap | None,
-    ) -> SignalSchema:
+    def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
         """A list of rows for each example, one for each word."""
-        schema = super().signal_schema(phase, config, codec, label_map)
-        return schema.model_copy(update={"mask_variants": 1})
+        return {**super().stored(vocabulary, codec, label_map), "mask_variants": 1}
 
     def scored_words(self, examples: Examples) -> str | None:
         """A hash of which words are scored as a model predicts them, where some count as O: other
