@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.process.garbage_collection import without_garbage_collection
-from ds_distill.process.identity import get_rank, get_world_size, is_rank
+from ds_distill.process.identity import get_rank, get_world_size, is_rank, restarts
 from ds_distill.process.signals import Stopped, exit_on_signal, print_error
 from ds_distill.process.terminal import say
 
@@ -61,6 +61,8 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
     from ds_distill.run.folder import RunFolder
 
     folder = RunFolder(path)
+    # What torchrun starts anew goes on.
+    resume = resume or (restarts() > 0 and folder.holds_run())
 
     def message() -> str:
         return folder.how_to_continue(*([] if first is not None else ["--resume"]))

@@ -37,6 +37,11 @@ def get_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if is_rank() else 1
 
 
+def restarts() -> int:
+    """How often torchrun has started the ranks anew, after one of them had ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 @dataclass(frozen=True)
 class ProcessId:
     """A process."""

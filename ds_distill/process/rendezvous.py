@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -19,7 +19,14 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ds_distill.errors import first_line
 from ds_distill.process.activity import Tell
-from ds_distill.process.identity import LAUNCHED, ProcessId, get_rank, get_world_size
+from ds_distill.process.identity import (
+    LAUNCHED,
+    ProcessId,
+    get_rank,
+    get_world_size,
+    restarts,
+)
+from ds_distill.process.terminal import say
 
 FAILURE = "failure"
 """Key of the first failure of any rank in the store."""
@@ -45,7 +52,7 @@ class StoreLost(Exception):
 class Rendezvous:
     """The ranks of a run, as one of them sees the store."""
 
-    def __init__(self, store: TCPStore, rank: int, processes: list[ProcessId]) -> None:
+    def __init__(self, store: PrefixStore, rank: int, processes: list[ProcessId]) -> None:
         """processes: of all ranks."""
         self.store, self.rank, self.processes = store, rank, processes
         self.size = len(processes)
@@ -63,6 +70,9 @@ class Rendezvous:
         deadline = time.monotonic() + limit
         store = _open(rank, deadline, limit)
         store.set(f"process/{rank}", json.dumps(asdict(ProcessId.of_this())))
+        store.set(f"at/{rank}", "0")
+        store.set(f"beat/{rank}", "[0, {}]")
+        store.add("come", 1)
         if rank == 0:
             processes = _wait_for_all(store, size, deadline, limit)
             store.set("processes", json.dumps([asdict(process) for process in processes]))
@@ -71,15 +81,13 @@ class Rendezvous:
         known = json.loads(store.get("processes"))
         return Rendezvous(store, rank, [ProcessId(**process) for process in known])
 
-    def connect(self) -> TCPStore:
+    def connect(self) -> PrefixStore:
         """Another connection to the store, for another thread: an operation that waits blocks the
         others of its connection."""
-        return TCPStore(
-            self.store.host,
-            self.store.port,
-            is_master=False,
-            timeout=timedelta(seconds=_ANSWER_SECONDS),
-        )
+        store = self.store.underlying_store
+        assert isinstance(store, TCPStore)
+        timeout = timedelta(seconds=_ANSWER_SECONDS)
+        return _of_attempt(TCPStore(store.host, store.port, is_master=False, timeout=timeout))
 
     def for_process_group(self) -> PrefixStore:
         return PrefixStore("process-group", self.store)
@@ -125,9 +133,8 @@ class Rendezvous:
 
     def behind(self, barrier: int) -> list[int]:
         """The ranks that have not come to a barrier."""
-        keys = [f"at/{rank}" for rank in range(self.size)]
-        there = [self.store.check([key]) and int(self.store.get(key)) >= barrier for key in keys]
-        return [rank for rank, is_there in enumerate(there) if not is_there]
+        numbers = self.store.multi_get([f"at/{rank}" for rank in range(self.size)])
+        return [rank for rank, number in enumerate(numbers) if int(number) < barrier]
 
     def names(self, ranks: list[int]) -> str:
         return named([(rank, self.processes[rank].host) for rank in ranks])
@@ -160,19 +167,26 @@ def minutes(seconds: float) -> str:
     return f"{count:.3g} {unit}{'' if count == 1 else 's'}"
 
 
-def _open(rank: int, deadline: float, limit: float) -> TCPStore:
+def _of_attempt(store: TCPStore) -> PrefixStore:
+    """torchrun's store outlives ranks that it starts anew: they do not read the dead ones' keys."""
+    return PrefixStore(f"attempt/{restarts()}", store)
+
+
+def _open(rank: int, deadline: float, limit: float) -> PrefixStore:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # torchrun's agent has a store at that port already.
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not serves:
         _wait_for_port(rank, host, port, deadline, limit)
     try:
-        return TCPStore(
-            host,
-            port,
-            is_master=serves,
-            timeout=timedelta(seconds=limit + _ANSWER_SECONDS),  # collectives begin through it
-            wait_for_workers=False,
+        return _of_attempt(
+            TCPStore(
+                host,
+                port,
+                is_master=serves,
+                timeout=timedelta(seconds=limit + _ANSWER_SECONDS),  # collectives begin through it
+                wait_for_workers=False,
+            )
         )
     except (DistNetworkError, DistStoreError) as error:
         what = (
@@ -207,31 +221,35 @@ def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: floa
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_for_all(store: TCPStore, size: int, deadline: float, limit: float) -> list[ProcessId]:
+def _wait_for_all(store: PrefixStore, size: int, deadline: float, limit: float) -> list[ProcessId]:
     tell = Tell()
-    processes: dict[int, ProcessId] = {}
-    while True:
-        for rank in range(size):
-            if rank not in processes and store.check([f"process/{rank}"]):
-                processes[rank] = ProcessId(**json.loads(store.get(f"process/{rank}")))
-        if len(processes) == size:
-            return [processes[rank] for rank in range(size)]
-        known = {rank: processes[rank].host for rank in sorted(processes)}
-        missing = named(
-            [(rank, _expected_host(rank, known)) for rank in range(size) if rank not in known]
-        )
-        if time.monotonic() > deadline:
-            message = (
-                f"{missing}: did not come within {minutes(limit)}. There are: "
-                f"{named(list(known.items()))}. Look at the output of the missing ones: whether "
-                f"they were started, and reach {os.environ['MASTER_ADDR']}:"
-                f"{os.environ['MASTER_PORT']}."
+    while store.add("come", 0) < size:
+        late = time.monotonic() > deadline
+        if late or tell.is_time():
+            there = [rank for rank in range(size) if store.check([f"process/{rank}"])]
+            hosts = dict(zip(there, _processes(store, there), strict=True))
+            known = {rank: process.host for rank, process in hosts.items()}
+            missing = named(
+                [(rank, _expected_host(rank, known)) for rank in range(size) if rank not in known]
             )
-            store.set("missing", message)
-            time.sleep(2)  # for the others to read it: the store ends with this process
-            raise RanksMissing(message)
-        tell(f"waiting for {missing}, at most {minutes(limit)}")
+            if late:
+                message = (
+                    f"{missing}: did not come within {minutes(limit)}. There are: "
+                    f"{named(list(known.items()))}. Look at the output of the missing ones: "
+                    f"whether they were started, and reach {os.environ['MASTER_ADDR']}:"
+                    f"{os.environ['MASTER_PORT']}."
+                )
+                store.set("missing", message)
+                time.sleep(2)  # for the others to read it: the store ends with this process
+                raise RanksMissing(message)
+            say(f"ds-distill: waiting for {missing}, at most {minutes(limit)}")
         time.sleep(_POLL_SECONDS)
+    return _processes(store, range(size))
+
+
+def _processes(store: PrefixStore, ranks: Sequence[int]) -> list[ProcessId]:
+    found = store.multi_get([f"process/{rank}" for rank in ranks])
+    return [ProcessId(**json.loads(each)) for each in found]
 
 
 def _expected_host(rank: int, known: dict[int, str]) -> str | None:
@@ -244,7 +262,7 @@ def _expected_host(rank: int, known: dict[int, str]) -> str | None:
     return beside[0] if beside else f"node {rank // ranks_per_host}"
 
 
-def _wait_for_main(store: TCPStore, deadline: float) -> None:
+def _wait_for_main(store: PrefixStore, deadline: float) -> None:
     """Wait until rank 0 has seen all ranks; it announces whom it waits for."""
     try:
         while not store.check(["processes"]):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore
 
 from ds_distill.process.activity import Activity, activity
 from ds_distill.process.failures import Failure
@@ -128,7 +128,7 @@ class Watchdog:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _end_with(self, store: TCPStore) -> None:
+    def _end_with(self, store: PrefixStore) -> None:
         """Another rank has failed: end, if the main thread does not."""
         self.known = Failure(**json.loads(store.get(FAILURE)))
         if not self._stopped.wait(GRACE_SECONDS):
@@ -218,11 +218,9 @@ class _Watch:
         self._seen = [now] * rendezvous.size
         self._moved = [now] * rendezvous.size
 
-    def read(self, store: TCPStore) -> None:
-        for rank in range(self._size):
-            if not store.check([f"beat/{rank}"]):
-                continue
-            beats, its = _read(store, rank)
+    def read(self, store: PrefixStore) -> None:
+        told = store.multi_get([f"beat/{rank}" for rank in range(self._size)])
+        for rank, (beats, its) in enumerate(map(_activity, told)):
             before = self._known.get(rank)
             now = time.monotonic()
             if before is None or beats != before[0]:
@@ -261,8 +259,13 @@ def _wait_for_each_other(*stacks: str) -> bool:
     return within == {True}
 
 
-def _read(store: TCPStore, rank: int) -> tuple[int, Activity]:
-    beats, fields = json.loads(store.get(f"beat/{rank}"))
+def _read(store: PrefixStore, rank: int) -> tuple[int, Activity]:
+    return _activity(store.get(f"beat/{rank}"))
+
+
+def _activity(told: bytes) -> tuple[int, Activity]:
+    """How often a rank has given a sign of life, and what it does."""
+    beats, fields = json.loads(told)
     return beats, Activity(**fields)
 
 

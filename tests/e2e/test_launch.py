@@ -9,14 +9,15 @@ import shlex
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
-from processes import Process, left_of
-from runs import Runs, after_steps, check_same
+from processes import Process, kill_all, left_of, marked, within
+from runs import SETTINGS, Runs, after_steps, check_same, curves, digests
 from toys import make_toy_classifier
 
 
@@ -152,3 +153,39 @@ def none_left(environment: dict[str, str], seconds: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+@pytest.mark.further
+def test_torchrun_starts_killed_ranks_anew_and_the_run_goes_on_by_itself(
+    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """To the bit as if left alone."""
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    environment = {**command_environment, **marked()}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--max-restarts=1", "--module", "ds_distill", "run", "toy.yaml", *SETTINGS]
+    digests_of = {}
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        with open(tmp_path / f"{name}.log", "w") as log:
+            process = subprocess.Popen(
+                [*command, "--folder", str(folder)],
+                env=environment,
+                cwd=tmp_path,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        try:
+            if name == "killed":
+                assert within(300, partial(after_steps(30, 0.0), folder)), "it took no step"
+                [second] = [p for p in left_of(environment) if p.environ().get("RANK") == "1"]
+                second.kill()
+            code = process.wait(timeout=600)
+        finally:
+            kill_all(process)
+        assert code == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+        digests_of[name] = digests(folder)
+    assert digests_of["killed"] == digests_of["whole"] != {}
+    assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
+    assert within(30, lambda: not left_of(environment))
