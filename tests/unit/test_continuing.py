@@ -268,15 +268,17 @@ def test_a_cache_phase_says_how_much_is_written(
 ) -> None:
     """A phase that was killed by SIGKILL had worked, by its events, until it began."""
     monkeypatch.setattr(cache_phase, "LOOK_SECONDS", -1.0)
-    monkeypatch.setattr(cache_phase, "blocks_to_write", lambda *given: [1, 2, 3])
     log = RunLog(tmp_path, load_recipe(recipe), enabled=True, resumed=False)
     blocks = [(number, slice(4 * number, 4 * number + 4)) for number in range(4)]
-    worker = SimpleNamespace(claimed=lambda teacher: [3])
-    build: Any = SimpleNamespace(worker=worker, plan=SimpleNamespace(blocks=blocks))
-    run: Any = SimpleNamespace(log=log)
+    build: Any = SimpleNamespace(
+        plan=SimpleNamespace(blocks=blocks),
+        left=lambda teacher: [1, 2, 3],
+        there=lambda teacher: {0, 3},
+    )
+    run: Any = SimpleNamespace(log=log, world=SimpleNamespace(is_main=True))
     log.start_phase(0, "cache")
-    with cache_phase._progress(run, "first", tmp_path, build) as advance:
-        advance([1])  # 0 was there, and another worker has taken 3
+    with cache_phase._progress(run, "first", build) as advance:
+        advance([1])  # 0 was there, and another process has written 3
         advance([2])
     found = [event for event in events(tmp_path) if event["event"] == "written"]
     assert [(event["phase"], event["examples"]) for event in found] == [

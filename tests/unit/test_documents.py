@@ -44,6 +44,7 @@ PARSED_ONLY = {
     "python": "measurements take minutes, and some need a GPU",
     "deepspeed": "two ranks of 24-layer teachers need 13 GiB",
     "sbatch": "needs Slurm",
+    "torchrun": "several nodes; tests/e2e/test_launch.py starts it on one",
 }
 """First words of the commands in the documents, and why they do not run here."""
 
@@ -203,8 +204,10 @@ def check_command(line: str, written: dict[str, str]) -> None:
             check_pip(words)
         elif first == "python" and words[0] == "-m":
             check_module(words[1:])
-        elif first == "deepspeed" and words[2:4] == ["--module", "ds_distill"]:
-            check_ds_distill(words[4:], written, file.strip())
+        elif first in ("deepspeed", "torchrun") and "--module" in words:
+            module, *rest = words[words.index("--module") + 1 :]
+            assert module == "ds_distill"
+            check_ds_distill(rest, written, file.strip())
         else:
             scripts = [first, *words] if "/" in first else words
             script = next(word for word in scripts if "/" in word)
