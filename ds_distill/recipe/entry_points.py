@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
 GROUP = "ds_distill.parts"
 
-MOVED = {
-    "ds_distill.parts": "ds_distill.recipe",
-    "ds_distill.models.tokenizer": "ds_distill.data.tokenizer",
-    "ds_distill.data.keys": "ds_distill.keys",
-    "ds_distill.recipe.metric_settings": "ds_distill.recipe.metrics",
-    "ds_distill.evaluation.metrics": "ds_distill.recipe.metrics",
-    "ds_distill.evaluation.metric": "ds_distill.recipe.metrics.metric",
-}
-"""Modules that a package with parts may import, by what they were called."""
-
-GONE = {
-    "MetricEntry": "A metric is one class now, with the facts of its entry (name, over, ...), and "
-    "is listed itself: see `A metric` in docs/extending.md",
-}
-"""Names that such a package may import, and what there is instead."""
-
 
 @functools.cache
 def load_entry_points() -> None:
@@ -65,22 +49,9 @@ def _entries(point: EntryPoint) -> Iterator[Any]:
     try:
         value = point.load()
     except Exception as error:  # whatever a package's code raises
-        reason = f"{type(error).__name__}: {error}.{_moved(error)}"
+        reason = f"{type(error).__name__}: {error}."
         raise _refused(point, f"{point.value} cannot be imported: {reason}") from error
     yield from value if isinstance(value, list | tuple) else [value]
-
-
-def _moved(error: Exception) -> str:
-    """Where a module of ds_distill is now that could not be imported, or what there is instead of a
-    name, for the message."""
-    asked = re.search(r"cannot import name '(\w+)' from 'ds_distill\b", str(error))
-    if asked and asked[1] in GONE:
-        return f" {GONE[asked[1]]}."
-    name = getattr(error, "name", None) or ""
-    for before, now in MOVED.items():
-        if name == before or name.startswith(f"{before}."):
-            return f" It is {name.replace(before, now)} now; ds_distill.parts has the common names."
-    return ""
 
 
 def _tables(point: EntryPoint, entry: Any) -> list[dict[str, Any]]:

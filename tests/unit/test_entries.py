@@ -382,22 +382,6 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
         entry_points.load_entry_points.__wrapped__()
 
 
-def test_a_module_that_has_moved_is_named_as_it_is_now(tmp_path, monkeypatch):
-    (tmp_path / "old_parts.py").write_text("from ds_distill.parts.terms import TERMS\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    installed(monkeypatch, "old_parts:ENTRIES")
-    with pytest.raises(UserError, match=r"It is ds_distill\.recipe\.terms now"):
-        entry_points.load_entry_points.__wrapped__()
-
-
-def test_an_entry_of_a_metric_is_told_that_it_is_a_class_now(tmp_path, monkeypatch):
-    (tmp_path / "old_metric.py").write_text("from ds_distill.parts import MetricEntry\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    installed(monkeypatch, "old_metric:ENTRIES")
-    with pytest.raises(UserError, match=r"A metric is one class now.*`A metric` in docs/ext"):
-        entry_points.load_entry_points.__wrapped__()
-
-
 def test_a_metric_over_several_things_is_added_to_each(module, monkeypatch):
     module.ENTRIES = [half(name="third", over=("classes", "labels"))]  # type: ignore[attr-defined]
     installed(monkeypatch, "somebodys_parts:ENTRIES")
