@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ds_distill.errors import UserError
+from ds_distill.files import write_text
 from ds_distill.run.run_recipe import FinishedRun, run_recipe
 
 
@@ -47,6 +48,6 @@ def distil(
     written = recipe_text(found, str(data), list(teachers), student)
     recipe = path.with_name(f"{path.name}.yaml")
     recipe.parent.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(written, encoding="utf-8")
+    write_text(recipe, written)
     print(f"{written}Written to {recipe}.")
     return run_recipe(load_recipe(recipe, overrides), path)

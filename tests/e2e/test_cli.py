@@ -147,6 +147,9 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
     assert not (finished / "checkpoints").exists()
     odd = [path for path in finished.rglob("*") if path.name.startswith((".", "tmp"))]
     assert {path.name for path in odd} <= {".lock"}, "of the cache: builds begin and end under it"
+    [cached] = (finished / "cache").iterdir()
+    done = CliRunner().invoke(app, ["cache", "verify", str(cached)])
+    assert done.exit_code == 0, done.output
     resolved = load_recipe(str(finished / "recipe.yaml"))
     assert resolved.task.data.path == toy_settings["task"]["data"]["path"]
     environment = json.loads((finished / "environment.json").read_text())

@@ -45,11 +45,9 @@ ASIDE = {"new_file", "new_folder", "new_model"}
 """What is written within a `with` of these is published by `files`."""
 
 KNOWN = {
+    ("cache/build.py", "Build.write"): "a block aside, and then published",
+    ("cache/build.py", "Build._published"): "reads",
     ("cache/format.py", "Manifest.write"): "aside, and then published",
-    ("cache/shards.py", "ShardWriter._begin"): "a journal, made with O_EXCL; lines are synced",
-    ("cache/shards.py", "_new_shard"): "a shard, made with O_EXCL; blocks are synced",
-    ("cache/shards.py", "_end_shard"): "ends a shard that is in no cache yet, and syncs it",
-    ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
     ("cli/loading.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
