@@ -1,6 +1,6 @@
 # make quickstart   install into .venv and run the quickstart; ends with the path of report.html
 # make test         the test suite: an example of everything, within tests/budget.json
-# make test-all     the tests that `make test` leaves out: further examples of the same
+# make test-ci      what CI adds: further examples, launches, the real data
 # make test-slow    the series that take minutes each
 # make lint types   what CI checks beside the tests
 # make same BASE=C  whether commit C and HEAD give the same numbers, bit for bit
@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: quickstart test test-all test-slow same gpu lint types clean
+.PHONY: quickstart test test-ci test-slow same gpu lint types clean
 .DELETE_ON_ERROR:
 
 # An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
@@ -39,13 +39,13 @@ PYTEST := $(BIN)/python -m pytest --durations=10
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV_STAMP)
-	$(PYTEST) $(WORKERS) -m "not further and not slow"
+	$(PYTEST) $(WORKERS)
 
-test-all: $(DEV_STAMP)
-	$(PYTEST) $(WORKERS) -m "further and not slow"
+test-ci: $(DEV_STAMP)
+	$(PYTEST) $(WORKERS) tests/ci
 
 test-slow: $(DEV_STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) tests/series tests/two_hosts
 
 # For changes that must move no number. One that does on purpose: python tests/golden/golden.py --write
 same: $(DEV_STAMP)

@@ -39,11 +39,13 @@ SECONDS = "processor_seconds"
 Files = dict[str, Counter[str]]
 
 
+TIERS = {"ci": "test-ci", "series": "test-slow", "two_hosts": "test-slow"}
+"""Folder of tests -> the target of the Makefile that runs it."""
+
+
 def tier(item: pytest.Item) -> str:
-    """The target of the Makefile that runs a test."""
-    if item.get_closest_marker("slow"):
-        return "test-slow"
-    return "test-all" if item.get_closest_marker("further") else "test"
+    folders = item.nodeid.partition("::")[0].split("/")
+    return next((TIERS[name] for name in folders if name in TIERS), "test")
 
 
 class Counting:
@@ -81,8 +83,8 @@ class Judging:
             Path(to).write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
         if exitstatus != 0:
             return  # a test that fails is run in other ways
-        from_paths = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        whole = from_paths and not config.getoption("keyword")
+        of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        whole = (of_all or config.args == ["tests/ci"]) and not config.getoption("keyword")
         budget = json.loads(config.stash[LINES].read_text(encoding="utf-8"))
         config.stash[SAID] = mistakes(counts["tiers"], budget) if budget["tiers"] else []
         for name, why in budget.get("uses_all", {}).items() if whole else ():

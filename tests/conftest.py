@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import budget
 import hypothesis
 import numpy as np
+import psutil
 import pytest
 from toys import (
     TOY_WORDS,
@@ -55,14 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.register(config)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` is the same on every machine: what needs the real data is in `make test-all`."""
-    for item in items:
-        if "shared_data" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.further)
-
-
 TEST = pytest.StashKey[str]()
 """Of a session: the test that is run."""
 
@@ -94,6 +87,17 @@ def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Ite
         return (yield)
     finally:
         seed_generators(request.config.stash[TEST])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """A process that a test started and left would keep pytest from ending."""
+    yield
+    left = psutil.Process().children(recursive=True)
+    told = [" ".join(process.cmdline()[:8]) or process.name() for process in left]
+    for process in left:
+        process.kill()
+    assert not told, told
 
 
 @pytest.fixture(scope="session")

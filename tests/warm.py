@@ -58,8 +58,16 @@ class Warm:
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.communicate()
+        """It ends with its input; a fork of this process that is left keeps that open."""
+        if self._server is None:
+            return
+        assert self._server.stdin
+        self._server.stdin.close()
+        try:
+            self._server.wait(30)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
 
 
 def serve() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -13,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -213,76 +209,6 @@ def test_the_better_student_is_shipped(finished):
     distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
     best = max(distilled.values(), key=lambda model: model["choosing"]["score"])
     assert results(finished)["student"] == best["output"]
-
-
-ONE_PHASE = {
-    "teachers": {},
-    "phases": [{"fine-tune": {"models": "student", "epochs": 2}}, {"evaluate": {"split": "test"}}],
-}
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("ending", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_other_kinds_of_files_run(ending, toy_settings, toy_task, tmp_path, ds_distill):
-    data = tmp_path / "data"
-    data.mkdir()
-    for split in ("train", "validation", "test"):
-        rows = [json.loads(line) for line in (toy_task / f"{split}.jsonl").read_text().splitlines()]
-        write_rows(data / f"{split}.{ending}", [(row["text"], row["label"]) for row in rows])
-    settings = {**toy_settings, **ONE_PHASE, "task": {"data": {"path": "data"}, "max_length": 32}}
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
-    done = ds_distill("run", "toy.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = results(tmp_path / "runs" / "toy")["phases"][-1]["models"]
-    assert set(found["student"]["per_class"]) == {"animal", "food", "weather"}
-
-
-def write_rows(path: Path, rows: list[tuple[str, str]]) -> None:
-    if path.suffix == ".parquet":
-        texts, labels = zip(*rows, strict=True)
-        pa.parquet.write_table(pa.table({"text": texts, "label": labels}), path)
-        return
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("text", "label"), *rows])
-
-
-@pytest.mark.further
-def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
-    """What is the second text about? The first says nothing of it."""
-    draw = random.Random(0)
-    words = {"animal": ["cat", "dog", "horse"], "weather": ["rain", "snow", "wind"]}
-    data = tmp_path / "data"
-    data.mkdir()
-    for split, size in (("train", 240), ("validation", 60), ("test", 60)):
-        with open(data / f"{split}.jsonl", "w") as file:
-            for _ in range(size):
-                first, second = draw.choice([*words]), draw.choice([*words])
-                row = {
-                    "text_a": " ".join(draw.choices(words[first], k=2)),
-                    "text_b": " ".join(draw.choices(words[second], k=2)),
-                    "label": second,
-                }
-                file.write(json.dumps(row) + "\n")
-    settings = {
-        **toy_settings,
-        **ONE_PHASE,
-        "task": {"data": {"path": "data"}, "max_length": 32},
-        "student": {"model": toy_settings["student"]["model"]},
-    }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
-    done = ds_distill("run", "toy.yaml", "phases.0.epochs=12", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "toy"
-    found = results(folder)["phases"][-1]["models"]["student"]
-    assert found["accuracy"] > 0.8, "the second text tells"
-    card = (folder / "student" / "README.md").read_text()
-    assert "text_pair" in card, "though the recipe names no column"
-    rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
-    guesses = predictions(
-        folder / "student", [row["text_a"] for row in rows], [row["text_b"] for row in rows]
-    )
-    right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
-    assert right / len(rows) == pytest.approx(found["accuracy"])
 
 
 def test_the_argument_that_deepspeeds_launcher_adds_is_taken(ds_distill):

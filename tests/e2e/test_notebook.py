@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
-from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "first_distillation.ipynb"
-SMALL = """
-import html
-from pathlib import Path
-
-PER_LABEL = {"train": 40, "validation": 60, "transfer": 40, "test": 30}
-EPOCHS = 1
-"""
 
 
 def outputs(notebook: Any) -> list[Any]:
@@ -33,18 +24,3 @@ def test_the_notebook_is_committed_with_what_it_printed() -> None:
     assert not any(one.output_type == "error" for one in outputs(notebook))
     assert "iframe" in str(outputs(notebook)[-1].data["text/html"]), "the report is shown"
     assert not re.search(r"/(root|tmp|home|work)/", text), "no path of a machine"
-
-
-@pytest.mark.further
-def test_the_notebook_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_environment: dict[str, str]
-) -> None:
-    for name, value in command_environment.items():
-        monkeypatch.setenv(name, value)
-    notebook = nbformat.read(NOTEBOOK, 4)
-    [parameters] = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())]
-    parameters.source = SMALL
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = outputs(notebook)
-    assert "iframe" in str(shown[-1].data["text/html"])
-    assert (tmp_path / "runs" / "first" / "student" / "model.safetensors").is_file()

@@ -8,8 +8,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from processes import events
-from ranks import with_plants
 from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 from transformers import BertForMaskedLM
 
@@ -41,9 +38,9 @@ def parts_of(name: str, small: bool) -> set[tuple[str, str]]:
     return {(kind.name, part) for kind in KINDS for part in kind.entries if part in words}
 
 
-def runs() -> Iterator[Any]:
-    """(name, small form or not): all recipes, and small forms with phases of their own. Those
-    whose parts are in the ones before them are further examples."""
+def runs(later: bool) -> Iterator[Any]:
+    """(name, small form or not): of all recipes, and of small forms with phases of their own.
+    later: those whose parts are all in the ones before them; else the others."""
     left: dict[tuple[str, bool], set[tuple[str, str]]] = {}
     for name, path in builtin_recipes().items():
         left[name, False] = parts_of(name, False)
@@ -55,8 +52,8 @@ def runs() -> Iterator[Any]:
         name, small = chosen = max(left, key=lambda one: len(left[one] - seen))
         new = left.pop(chosen) - seen
         seen |= new
-        marks = [] if new else [pytest.mark.further]
-        yield pytest.param(name, small, id=f"{name}-small" if small else name, marks=marks)
+        if later != bool(new):
+            yield pytest.param(name, small, id=f"{name}-small" if small else name)
 
 
 class Toys:
@@ -185,8 +182,12 @@ def shorten(phase: Section) -> None:
         phase |= {"batch_size": 16, "micro_batch_size": None}
 
 
-@pytest.mark.parametrize(("name", "small"), list(runs()))
+@pytest.mark.parametrize(("name", "small"), list(runs(later=False)))
 def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> None:
+    check_run(name, small, tmp_path)
+
+
+def check_run(name: str, small: bool, tmp_path: Path) -> None:
     whole = load_recipe(name, small=small)
     recipe = Toys(tmp_path).recipe(whole)
     assert [phase.kind for phase in recipe.phases] == [phase.kind for phase in whole.phases]
@@ -207,34 +208,3 @@ def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> 
 def intermediate(recipe: Recipe) -> set[str]:
     """Models that another phase starts from."""
     return {start for phase in recipe.phases for start in phase.starts}
-
-
-@pytest.mark.further
-@pytest.mark.parametrize(
-    "name", ["large-teachers", pytest.param("large-masked-lm", marks=pytest.mark.slow)]
-)
-def test_large_teachers_are_live_or_cached_by_one_override(
-    name: str, tmp_path: Path, command_environment: dict[str, str]
-) -> None:
-    """On two ranks, sharded in bf16 as the recipe has it. One is slow: the other one is through
-    with a phase that is left out before it looks whether that was done before."""
-    environment = with_plants(command_environment, tmp_path) | {"DS_DISTILL_TEST_PLANT": "slow:1:0"}
-    assert load_recipe(name).phases[-2].teachers == "live"
-    recipe = Toys(tmp_path).recipe(load_recipe(name))
-    settings = yaml.safe_load(dump_recipe(recipe)) | {"deepspeed": "zero3_bf16"}
-    file = tmp_path / "toys.yaml"
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
-    losses = {}
-    for teachers in ("live", "cached"):
-        folder = tmp_path / teachers
-        command = [sys.executable, "-m", "ds_distill", "launch", str(file), "--num-gpus", "2"]
-        command += ["--folder", str(folder), "timeout_minutes=2"]
-        command += ["phases.distil.teachers=cached"] if teachers == "cached" else []
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        results = json.loads((folder / "results.json").read_text())
-        [cache] = [record for record in results["phases"] if "added" in record]
-        assert (cache["added"] > 0) == (teachers == "cached")
-        trained = [e for e in events(folder) if e["event"] == "train" and e["phase"] == "student"]
-        losses[teachers] = trained[0]["kl"]
-    assert losses["live"] == pytest.approx(losses["cached"], rel=0.05)

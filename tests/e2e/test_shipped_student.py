@@ -34,8 +34,6 @@ from ds_distill.views import PaddedView
 RUNS = [
     ("single-label", "zero3_bf16"),
     ("masked-lm", "zero1_fp32"),
-    pytest.param(("single-label", "zero1_fp32"), marks=pytest.mark.further),
-    pytest.param(("masked-lm", "zero3_bf16"), marks=pytest.mark.further),
 ]
 """Task and DeepSpeed config."""
 

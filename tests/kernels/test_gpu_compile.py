@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,23 +61,24 @@ IN_MAKE_TEST = ("masked_kl", "attention_kl")
 """One op of rows, and one of scores."""
 
 
-def tier(call: Call, target: str) -> list[pytest.MarkDecorator]:
+def tier(call: Call, target: str) -> str:
+    """Of `make test`, of `make test-ci`, or of the series."""
     if (call.shape, call.dtype) not in FEW and not has_limit(call, target):
-        return [pytest.mark.slow]
+        return "series"
     first = (target, call.dtype) == ("sm_90", torch.bfloat16) and call.op in IN_MAKE_TEST
-    return [] if first else [pytest.mark.further]
+    return "test" if first else "ci"
 
 
 CASES = [
-    pytest.param(
-        call,
-        target,
-        id=f"{call.op}-{call.shape}-{call.dtype}-{target}",
-        marks=tier(call, target),
-    )
+    pytest.param(call, target, id=f"{call.op}-{call.shape}-{call.dtype}-{target}")
     for call in calls()
     for target in TARGETS
 ]
+
+
+def cases_of(name: str) -> list[Any]:
+    return [case for case in CASES if tier(*case.values) == name]
+
 
 _launches: list[Launch] = []
 
@@ -103,8 +100,12 @@ def compile_all(launches: list[Launch], target: str) -> list[Compiled]:
     return found
 
 
-@pytest.mark.parametrize(("call", "target"), CASES)
-def test_every_launch(call: Call, target: str) -> None:
+@pytest.mark.parametrize(("call", "target"), cases_of("test"))
+def test_a_launch(call: Call, target: str) -> None:
+    check_launch(call, target)
+
+
+def check_launch(call: Call, target: str) -> None:
     launches = call.launches(target)
     assert len(launches) == {"topk_kl": 4, "attention_kl": 3, "linear_kl": 1}.get(call.op, 2)
     found = compile_all(launches, target)
@@ -235,52 +236,6 @@ def test_the_statistics_have_no_gradient_of_zeros(op: str) -> None:
     upstream = torch.ones_like(loss)
     names = launched(lambda: torch.autograd.grad(loss, student, upstream), MODULES[module])
     assert "_backward_kernel" in str(names) and "aten::zero_" not in names, names
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("width", "teacher_width"), [(26, 64), (32, 64), (128, 128), (32, 256), (256, 256)]
-)
-def test_heads_of_other_widths(
-    width: int, teacher_width: int, dtype: torch.dtype, target: str
-) -> None:
-    if teacher_width > 64 and dtype == torch.float32:
-        pytest.skip("spills, and runs slower")
-    query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
-    teacher = torch.zeros(1, 2, 512, teacher_width, dtype=dtype)
-    with recorded(MODULES["_scores"], target=target) as launches:
-        ds_kernels.attention_kl(query, query, teacher, teacher).backward()
-        student = torch.zeros(1, 512, 2 * width, dtype=dtype, requires_grad=True)
-        other = torch.zeros(1, 512, 2 * teacher_width, dtype=dtype)
-        ds_kernels.relation_kl(student, other, heads=2).backward()
-    compile_all(launches, target)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("op", ["masked_kl", "masked_cosine", "topk_kl", "linear_kl"])
-def test_float64_compiles(op: str, target: str) -> None:
-    """For gradient checks. Attention and relations take the reference in float64."""
-    call = next(call for call in calls() if call.op == op)
-    compile_all(
-        Call(call.op, call.shape, torch.float64, call.modules, call.run).launches(target), target
-    )
-
-
-@pytest.mark.slow
-def test_limits_under_another_triton() -> None:
-    """The GPU machine's, 3.6.0: `pip install --no-deps --target FOLDER triton==3.6.0`."""
-    folder = os.environ.get("OTHER_TRITON", "")
-    if not (Path(folder) / "triton").is_dir():
-        pytest.skip("OTHER_TRITON names no folder with another Triton")
-    paths = [folder, str(Path(ds_kernels.__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OTHER_TRITON": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-k", "test_every_launch and sm_90 and bfloat16", "-m", "not slow"]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
 
 
 def test_the_committed_results() -> None:

@@ -15,27 +15,16 @@ from cases import CASES, INTERPRETED
 pytest.importorskip("triton", reason="the interpreter needs Triton")
 HERE = Path(__file__).parent
 
-SCORES = "attention or relation"
-"""Their kernels take as long as all others."""
-
-MARKED = "interpreted and not slow"
-OTHERS = "not interpreted and not slow"
-PARTS = {
-    "an example of each": [["-m", MARKED]],
-    # Two processes at once.
-    "the others": [["-m", OTHERS, "-k", SCORES], ["-m", OTHERS, "-k", f"not ({SCORES})"]],
-}
+MARKED = "interpreted"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process in the interpreter")
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param(parts, id=name, marks=[] if "each" in name else [pytest.mark.further])
-        for name, parts in PARTS.items()
-    ],
-)
-def test_triton_kernels_in_the_interpreter(parts: list[list[str]]) -> None:
+def test_an_example_of_each_kernel_in_the_interpreter() -> None:
+    interpret([["-m", MARKED]])
+
+
+def interpret(parts: list[list[str]]) -> None:
+    """Run the ops' tests that these options choose, each in a process of its own, at once."""
     command = [sys.executable, "-m", "pytest", "-rp", "--no-header", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "-o", "addopts="]
     command += [str(HERE / f"test_{name}.py") for name in ("ops", "edges", "indices")]

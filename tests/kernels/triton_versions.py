@@ -1,5 +1,6 @@
-"""Run the kernels' tests, the slow ones too, under several Triton versions, each in an environment
-of its own: registers are allotted by the ptxas that a version brings, so each may spill elsewhere.
+"""Run the kernels' tests, those of the series too, under several Triton versions, each in an
+environment of its own: registers are allotted by the ptxas that a version brings, so each may spill
+elsewhere.
 
 python tests/kernels/triton_versions.py 3.6.0 '3.9.*'
 """
@@ -15,7 +16,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["-q", "--no-header", "tests/kernels", "--ignore=tests/kernels/test_interpreter.py"]
+TESTS = ["-q", "--no-header", "tests/kernels", "tests/ci/test_gpu_compile.py"]
+TESTS += [f"tests/series/test_{name}.py" for name in ("gpu_compile", "memory", "torch_compile")]
+TESTS += ["--ignore=tests/kernels/test_interpreter.py"]
 """Triton 3.6's interpreter fails in NumPy 2.4 and later, which makes no number of an array."""
 
 

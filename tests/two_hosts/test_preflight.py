@@ -168,7 +168,6 @@ def test_hosts_whose_question_ends(hosts, desk, session):
         assert desk.left() == []
 
 
-@pytest.mark.further
 def test_a_host_without_the_project(hosts, desk, session, tmp_path):
     (tmp_path / "absent" / "ds_distill").mkdir(parents=True)
     (tmp_path / "absent" / "ds_distill" / "__init__.py").touch()
@@ -179,7 +178,6 @@ def test_a_host_without_the_project(hosts, desk, session, tmp_path):
     assert "Install the project there as here" in seen
 
 
-@pytest.mark.further
 def test_what_hosts_do_not_share(hosts, desk, session, tmp_path):
     """The run's folder, data, the address of the first host, its port."""
     private = str(hosts.folder / "private" / "run")

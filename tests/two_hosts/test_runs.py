@@ -20,8 +20,6 @@ from runs import DS_DISTILL, SETTINGS, after_steps, check_same, curves, digests
 from two_hosts.network import TwoHosts, inner
 from two_hosts.relay import Way
 
-pytestmark = pytest.mark.slow
-
 METACHARACTERS = "a b;c$(touch canary)`touch canary`{1,2}*?'\"\\&|<>~#!é"
 CANARY = "canary-password-7f3a"
 SHARDED = "deepspeed=zero3_fp32"

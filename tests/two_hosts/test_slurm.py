@@ -6,15 +6,12 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
 from processes import MARK, left_of, marked
 from runs import DS_DISTILL, SETTINGS, after_steps
 from two_hosts.cluster import slurm
 from two_hosts.network import TwoHosts
 
 from ds_distill.files import read_json
-
-pytestmark = pytest.mark.slow
 
 LIMIT = 900
 

@@ -62,7 +62,9 @@ def test_three(of_a_file, of_all): subprocess.run([sys.executable, "-c", ""])
 @settings(max_examples=7, derandomize=True, database=None)
 @given(strategies.integers())
 def test_four(number): assume(number % 3)  # one drawn in vain is none
-@pytest.mark.further
+""",
+    "ci/test_later.py": """
+import subprocess, sys
 def test_later(): subprocess.run([sys.executable, "-c", ""])
 """,
     "own/sitecustomize.py": "import sys; sys.planted = True",
@@ -75,9 +77,9 @@ LINES = {
 }
 BUDGET: dict[str, Any] = {
     "weights_ms": json.loads(budget.BUDGET.read_text())["weights_ms"],
-    "most_ms": {"test": 100_000, "test-all": 100_000},
+    "most_ms": {"test": 100_000, "test-ci": 100_000},
     "slack": {},
-    "tiers": {"test": LINES, "test-all": {"test_second.py": {"cases": 1, "starts": 1}}},
+    "tiers": {"test": LINES, "test-ci": {"ci/test_later.py": {"cases": 1, "starts": 1}}},
 }
 
 
@@ -101,9 +103,9 @@ MORE = "tiers/test/test_first.py/starts_with_torch"
 @pytest.mark.parametrize(
     ("paths", "options", "given", "code", "said"),
     [
-        ("test_first.py test_second.py", ["-n", "2", "--dist", "loadfile"], BUDGET, 0, ""),
+        ("test_first.py test_second.py ci", ["-n", "2", "--dist", "loadfile"], BUDGET, 0, ""),
         (
-            "test_second.py test_first.py",
+            "ci test_second.py test_first.py",
             ["-n", "0"],
             changed(MORE, 1),
             1,
@@ -111,14 +113,14 @@ MORE = "tiers/test/test_first.py/starts_with_torch"
         ),
         (
             "none",
-            ["-n", "0", "test_second.py", "test_first.py"],
+            ["-n", "0", "test_second.py", "test_first.py", "ci"],
             changed("tiers/test/test_second.py", None),
             0,  # told, not failed: no whole run
             'make test: test_second.py has no line. Add: "test_second.py": {"cases": 2, "forks": 1',
         ),
-        ("test_first.py test_second.py", ["-n", "0"], changed("tiers", {}), 0, ""),
+        ("test_first.py test_second.py ci", ["-n", "0"], changed("tiers", {}), 0, ""),
         (
-            "test_first.py test_second.py",
+            "test_first.py test_second.py ci",
             ["-n", "0"],
             changed("uses_all/test", "Why."),
             1,
@@ -133,8 +135,7 @@ def test_counts_are_the_same_in_any_order_and_on_any_workers(
     for name, text in {**FILES, "conftest.py": CONFTEST, "budget.json": json.dumps(given)}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    markers = "markers =\n  further: later\n  slow: later\n"
-    ini = f"[pytest]\npythonpath = {TESTS}\ntestpaths = {paths}\n{markers}"
+    ini = f"[pytest]\npythonpath = {TESTS}\ntestpaths = {paths}\n"
     (tmp_path / "pytest.ini").write_text(ini)
     program = "import os, pytest, sys; os.environ.update(DS_DISTILL_COUNTS_TO='counts.json'); "
     program += "sys.exit(pytest.main(sys.argv[1:]))"

@@ -56,7 +56,7 @@ def verify(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "cache",
-    [pytest.param(SMALL, id="rows", marks=pytest.mark.further), pytest.param(LISTS, id="lists")],
+    [pytest.param(LISTS, id="lists")],
     indirect=True,
 )
 def test_a_flip_of_any_byte_of_a_shard_is_found(cache):

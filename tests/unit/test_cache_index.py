@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ds_distill.files import write_json
 from ds_distill.run.environment import describe_environment
 
@@ -72,8 +70,11 @@ def measure(code: str, file: Path, count: int) -> dict[str, float]:
     return figures
 
 
-@pytest.mark.parametrize("count", [100_000, pytest.param(KEYS, marks=pytest.mark.slow)])
-def test_the_index_is_small_and_answers(count, tmp_path):
+def test_the_index_is_small_and_answers(tmp_path):
+    check_index(100_000, tmp_path)
+
+
+def check_index(count, tmp_path):
     """Sizes are asserted; times are only written down."""
     file = tmp_path / "index.arrow"
     found = {"keys": count, **measure(BUILD, file, count)}
@@ -82,5 +83,5 @@ def test_the_index_is_small_and_answers(count, tmp_path):
     assert file.stat().st_size <= 20 * count + 1024
     assert found["file_mib"] < 400 and found["memory_mib"] < 400
     if os.environ.get("DS_DISTILL_WRITE_RESULTS") == "1" and count == KEYS:
-        what = "DS_DISTILL_WRITE_RESULTS=1 pytest -m slow tests/unit/test_cache_index.py"
+        what = "DS_DISTILL_WRITE_RESULTS=1 pytest tests/series/test_cache_index.py"
         write_json(RESULTS, {"command": what, **found, **describe_environment(1, "cpu")})

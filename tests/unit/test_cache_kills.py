@@ -160,17 +160,6 @@ class Series:
             CacheReader(path).verify()
 
 
-@pytest.mark.further
-def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
-    series = Series(tmp_path, seed=1)
-    made = series.run(kills=50, by_time=False, ranks=lambda: 2, among_blocks=20)
-    series.check_equal(made)
-    assert len(made) >= 4
-    print(f"kills: {dict(series.stages)} in {len(made)} builds")
-    assert series.stages["before the plan"]
-    assert series.stages["finishing"] + series.stages["cleaning up"] >= 2
-
-
 def test_kills_at_random_times_change_nothing(tmp_path):
     """All fall between the start of the writing process and its end."""
     series = Series(tmp_path, seed=2)

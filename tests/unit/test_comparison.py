@@ -20,7 +20,7 @@ from ds_distill.keys import content_keys
 from ds_distill.phases.expertise import check_signals
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.metrics.classes import ECE, F1, MacroF1, MicroF1
+from ds_distill.recipe.metrics.classes import ECE, MicroF1
 from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import held_out, multi_label
@@ -87,13 +87,10 @@ def test_the_gate_wins_where_states_tell_the_expert():
     assert found.policies["gate"].difference > -0.05
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.further) for seed in (1, 2))]
-)
-def test_the_average_wins_where_teachers_are_alike(seed):
+def test_the_average_wins_where_teachers_are_alike():
     """Also against a gate that sees 300 columns of noise beside 200 examples: fitted and judged on
     the same examples it would be right on all of them."""
-    signals, truth, keys = equally_good(200, seed, states=150)
+    signals, truth, keys = equally_good(200, 0, states=150)
     found = compare(signals, truth, keys, LABELS)
     assert found.choice == "average"
     assert found.policies["gate"].interval[0] <= 0
@@ -285,8 +282,6 @@ def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
     "task_metric",
     [
         MicroF1.Settings(leave_out=["a"]),
-        pytest.param(F1.Settings(positive="b"), marks=pytest.mark.further),
-        pytest.param(MacroF1.Settings(), marks=pytest.mark.further),
         ECE.Settings(),
     ],
 )

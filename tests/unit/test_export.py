@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import AutoConfig
 
 from ds_distill.errors import UserError
 from ds_distill.export.comparison import LogitDifference, loses
-from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
-from ds_distill.models.encoder import read_signals
+from ds_distill.export.onnx_model import make_program
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.metrics.numbers import MSE
 from ds_distill.types import LACKING
-from ds_distill.views import PaddedView
 
 VOCABULARY = 300
 SMALL: dict[str, Any] = {
@@ -32,122 +25,6 @@ SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 514,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
-    "bert": SMALL,
-    "roberta": {**SMALL, "pad_token_id": 1},
-    "electra": {**SMALL, "embedding_size": 16},
-    "distilbert": {
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 2,
-        "hidden_dim": 64,
-        "vocab_size": VOCABULARY,
-    },
-    "deberta-v2": {
-        **SMALL,
-        "relative_attention": True,
-        "position_buckets": 64,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_biased_input": False,
-        "max_relative_positions": -1,
-        "type_vocab_size": 0,
-    },
-    "modernbert": {
-        **SMALL,
-        "num_hidden_layers": 4,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-        "global_attn_every_n_layers": 3,
-    },
-}
-
-further = pytest.mark.further
-CASES = [
-    ("bert", "TokenClassification"),
-    pytest.param("roberta", "SequenceClassification", marks=further),
-    pytest.param("electra", "TokenClassification", marks=further),
-    pytest.param("electra", "Regression", marks=further),
-    pytest.param("distilbert", "QuestionAnswering", marks=further),
-    pytest.param("deberta-v2", "QuestionAnswering", marks=further),
-    pytest.param("deberta-v2", "SequenceClassification", marks=further),
-    pytest.param("modernbert", "SequenceClassification", marks=further),
-]
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-import numpy, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-ids = numpy.load(sys.argv[2])
-given = {"input_ids": ids, "attention_mask": numpy.ones_like(ids), "token_type_ids": 0 * ids}
-names = [one.name for one in session.get_inputs()]
-assert [one.shape for one in session.get_inputs()] == [["batch", "length"]] * 3, "free sizes, named"
-[logits] = session.run(None, {name: given[name] for name in names})
-numpy.save(sys.argv[3], logits)
-"""
-
-
-def small_model(kind: str, head: str) -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **CONFIGS[kind], num_labels=1 + (head != "Regression"))
-    auto = "SequenceClassification" if head == "Regression" else head
-    model = getattr(transformers, f"AutoModelFor{auto}").from_config(config).eval()
-    for weight in model.parameters():  # large enough that attention matters
-        if weight.ndim == 2:
-            weight.data.normal_(0, 0.2)
-    return model
-
-
-def view_of(head: str, batch: int, length: int, with_types: bool) -> PaddedView:
-    """Random tokens; examples of unlike lengths, the first the longest."""
-    random = torch.Generator().manual_seed(batch * 1000 + length)
-    ids = torch.randint(5, VOCABULARY, (batch, length), generator=random)
-    lengths = torch.randint(1, length + 1, (batch, 1), generator=random)
-    lengths[0] = length
-    mask = (torch.arange(length) < lengths).long()
-    types = (torch.arange(length) >= lengths // 2).long() * mask if with_types else None
-    rows: dict[str, torch.Tensor] = {}
-    if head == "TokenClassification":
-        rows["positions"] = mask.flatten().nonzero()[:, 0]
-    if head == "QuestionAnswering":
-        where = torch.arange(length).expand(batch, -1)
-        rows["candidates"] = where.masked_fill(mask == 0, -1)
-    return PaddedView(ids, mask, types, **rows)
-
-
-@pytest.mark.parametrize(("kind", "head"), CASES)
-def test_a_file_computes_what_the_model_does(kind: str, head: str, tmp_path: Path) -> None:
-    model = small_model(kind, head)
-    with_types = getattr(model.config, "type_vocab_size", 0) > 1
-    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])]
-    program = make_program(model, inputs)
-    file, small = tmp_path / "model.onnx", tmp_path / "small.onnx"
-    save(program, file)
-    save(quantised(program), small)
-    exported, in_int8 = OnnxModel(file, model.config), OnnxModel(small, model.config)
-    found, of_int8 = LogitDifference(), LogitDifference()
-    for batch, length in ((1, 1), (1, 300), (3, 17), (7, 5), (2, 2), (5, 128)):
-        view = view_of(head, batch, length, with_types)
-        with torch.no_grad():
-            wanted = read_signals(model, view).logits
-        found.add(wanted, exported.logits(view), "classes")
-        of_int8.add(wanted, in_int8.logits(view), "classes")
-    assert found.largest < 1e-4 * found.scale and found.changed == found.near_ties == 0
-    assert 0 < of_int8.largest < 0.5 * found.scale, "int8 is near, and is not the same file"
-    assert small.stat().st_size < file.stat().st_size
-    if kind == "bert":
-        arguments = [str(path) for path in (file, tmp_path / "ids.npy", tmp_path / "logits.npy")]
-        view = view_of(head, 3, 17, False)
-        np.save(arguments[1], view.input_ids.numpy())
-        subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], check=True)
-        with torch.no_grad():
-            wanted = model(view.input_ids).logits
-        assert np.abs(np.load(arguments[2]) - wanted.numpy()).max() < 1e-4
 
 
 def test_what_cannot_be_exported_is_refused() -> None:

@@ -19,7 +19,6 @@ from ds_distill.models.configuration import (
     usable_length,
 )
 from ds_distill.models.encoder import read_weights, vocabulary_head
-from ds_distill.models.layers import NOT_CUT
 from ds_distill.models.load import hide_padding, keep_layers
 from ds_distill.reads import Reads
 from ds_distill.types import Batch
@@ -79,14 +78,15 @@ UNUSUAL = [
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        *(
-            pytest.param(name, {}, marks=[] if name in USUAL else pytest.mark.slow)
-            for name in MASKED_LM_FAMILIES
-        ),
+        *((name, {}) for name in MASKED_LM_FAMILIES if name in USUAL),
         *UNUSUAL,
     ],
 )
 def test_the_head_at_rows_is_the_models_own(family: str, more: dict[str, object]) -> None:
+    check_head_at_rows(family, more)
+
+
+def check_head_at_rows(family: str, more: dict[str, object]) -> None:
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(config_of(family, **more)).eval()
     check_encoder("m", model.config)
@@ -167,20 +167,11 @@ def test_padding_says_nothing(family: str) -> None:
     torch.testing.assert_close(*alone_and_padded(family), rtol=1e-3, atol=1e-4)
 
 
-TIER = {"bert": [], "luke": [pytest.mark.further]}
+def test_kept_layers_are_those_of_the_model_that_is_loaded_again(tmp_path: Path) -> None:
+    check_kept_layers("bert", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=TIER.get(name, pytest.mark.slow))
-        for name in (*MASKED_LM_FAMILIES, "rembert")
-        if name not in NOT_CUT
-    ],
-)
-def test_kept_layers_are_those_of_the_model_that_is_loaded_again(
-    family: str, tmp_path: Path
-) -> None:
+def check_kept_layers(family: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     windows = {"attention_window": [4, 8, 12]} if family == "longformer" else {}
     config = config_of(family, num_hidden_layers=3, **windows)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,6 @@ from ds_distill.run.run import Run
 
 META = torch.device("meta")
 """Stands for a GPU."""
-OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.mark.parametrize("term", ["cosine", "attention_mse"])
@@ -112,17 +109,6 @@ def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         UserError, match=r"rank 3 of this host has no GPU: 2 are visible.*=4,5\).*Start no more"
     ):
         World.start()
-
-
-@pytest.mark.further
-def test_a_lone_process_ends_its_group() -> None:
-    """NCCL's warning that it was not ended was the last that a user read of a run."""
-    said = "import atexit, torch.distributed as dist; from ds_distill.engine.world import World; "
-    said += "atexit.register(lambda: print(dist.is_initialized())); World.start(); "
-    said += "assert dist.is_initialized()"
-    outside = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
-    done = subprocess.run([sys.executable, "-c", said], env=outside, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout == "False\n", done.stderr
 
 
 def test_padding_never_is_refused_where_a_gpu_cannot(

@@ -143,14 +143,6 @@ def test_texts_that_cannot_be_read(content: bytes, says: list[str], tmp_path: Pa
     assert [part for part in says if part not in str(error.value)] == []
 
 
-def test_the_wikipedia_texts_are_read(shared_data: Path, tmp_path: Path) -> None:
-    names = {"train": "wikipedia_en_valid", "validation": "wikitext2_valid.txt.gz"}
-    found = read(shared_data / "raw_general", tmp_path / "cache", splits=names)
-    with gzip.open(shared_data / "raw_general" / "wikipedia_en_valid.txt.gz", "rt") as file:
-        lines = [line.strip() for line in file.read().split("\n")]
-    assert list(found["text"]) == [line for line in lines if line]
-
-
 # ------------------------------------------------------------------------------------ masks
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import accumulate
 
@@ -371,15 +367,6 @@ def test_backends(monkeypatch):
     assert packed_attention(CONFIGS["deberta-v3"]) is None
 
 
-KERNEL = """
-import contextlib, sys, torch
-sys.path[:0] = [{here!r}, {here!r} + "/.."]
-torch.cuda.device = contextlib.nullcontext  # the launch chooses its device, and here is none
-from test_packed import attentions_differ, passes_differ
-print(max(attentions_differ(), passes_differ()))
-"""
-
-
 def attentions_differ():
     """flashdeberta's kernel against the plain attention, in both arrangements."""
     largest = 0.0
@@ -408,22 +395,6 @@ def passes_differ():
         plain = packed_states(model, view, Captured(Reads(), LAYERS))
         packed_deberta._on_kernel = lambda states: True
         return float((packed_states(model, view, Captured(Reads(), LAYERS)) - plain).abs().max())
-
-
-@pytest.mark.further
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
-def test_flashdebertas_kernel_is_the_plain_attention():
-    """In Triton's interpreter, which only a new process can turn on."""
-    if tuple(map(int, version("triton").split(".")[:2])) < (3, 9):
-        pytest.skip("the interpreter of Triton below 3.9 fails on its loops under numpy 2.4")
-    code = KERNEL.format(here=os.path.dirname(__file__))
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout.splitlines()[-1]) < 1e-5
 
 
 def tile_maps(monkeypatch, lengths, device, passes=1):

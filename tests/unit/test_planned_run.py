@@ -15,10 +15,8 @@ from ds_distill.files import write_json
 from ds_distill.planning.gpus import GPUS, Device
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.run import execute as execute_module
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.planned_memory import planned_device, planned_memory
-from ds_distill.run.run_recipe import run_recipe
 
 
 @pytest.fixture
@@ -40,20 +38,6 @@ def notes(recipe: Recipe, device: Device, folder: Path) -> tuple[list[str], list
     log: Any = SimpleNamespace(info=told.append)
     planned = planned_memory(recipe, RunFolder(folder), device, 1, log)
     return told, list(planned.values())
-
-
-@pytest.mark.further
-def test_what_does_not_fit_is_told_before_it_starts(recipe: Recipe, tmp_path: Path) -> None:
-    roomy = GPUS["l4"]
-    told, [teach, *_] = notes(recipe, roomy, tmp_path)
-    assert told == []
-    enough = int(teach / (1 - roomy.reserve)) + 1
-    # So little that the batch does not fit, while a part of it does.
-    tight, _ = notes(recipe, replace(roomy, memory=enough - 300_000), tmp_path)
-    assert tight and "phase teach may not fit: planned are" in tight[0]
-    assert "A micro_batch_size of " in tight[0]
-    none, _ = notes(recipe, replace(roomy, memory=1000), tmp_path)
-    assert "`ds-distill plan` shows what would" in none[0]
 
 
 def test_what_is_done_is_not_planned_again(recipe: Recipe, tmp_path: Path) -> None:
@@ -86,13 +70,3 @@ def test_what_cannot_be_planned_is_trained_all_the_same(
 def test_a_cpu_run_has_no_plan() -> None:
     world: Any = SimpleNamespace(device=torch.device("cpu"))
     assert planned_device(world) is None
-
-
-@pytest.mark.further
-def test_results_have_what_was_planned(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execute_module, "planned_device", lambda world: GPUS["l4"])
-    results = run_recipe(recipe, tmp_path / "run").results
-    trained = [one for phase in results["phases"] for one in phase["trained"]]
-    assert len(trained) == 3 and all(one["planned_bytes"] > 0 for one in trained)

@@ -13,19 +13,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-import yaml
-from passes import untraced
 from typer.testing import CliRunner
 
 from ds_distill.check.models import Models
 from ds_distill.check.recipe import check_all, check_recipe
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.planning.gpus import GPUS
-from ds_distill.planning.plan import Plan
-from ds_distill.planning.planner import Planner
-from ds_distill.planning.split_sizes import SplitFacts
-from ds_distill.planning.table import plan_text
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants
 
@@ -133,11 +126,8 @@ def test_what_is_seen_on_no_data_is_told() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        # The quickstart is run whole by tests/e2e; the first reading of its docstrings takes 20 s.
-        pytest.param(name, marks=pytest.mark.further if name == "quickstart" else ())
-        for name in builtin_recipes()
-    ],
+    # The quickstart is run whole by tests/e2e; the first reading of its docstrings takes 20 s.
+    [name for name in builtin_recipes() if name != "quickstart"],
 )
 def test_check_finds_no_mistake_but_what_is_elsewhere(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -154,59 +144,6 @@ def test_check_finds_no_mistake_but_what_is_elsewhere(
     assert (name in DATA_HERE) == (not data), (
         "of those whose data are elsewhere the phases are seen"
     )
-
-
-LIVE_ALONE = {
-    *("adapt-and-distill", "compact-biobert", "distil-biobert", "distilbert", "minilm", "minilmv2"),
-    *("mobilebert", "tiny-biobert", "tinybert", "vekd", "vekd-da", "vekd-large"),
-}
-"""Recipes whose losses read of the teachers what no cache holds."""
-ALIKE = {
-    *("doktra-tapt", "emotion", "emotion-large", "large-teachers", "mind", "mt-bert"),
-    *("transfer-domain", "transfer-random", "tweeteval-emotion-large", "tweeteval-sentiment"),
-    "vekd-large",
-}
-"""Other sizes or data of what the others have."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.further if name in ALIKE else ())
-        for name in builtin_recipes()
-    ],
-)
-def test_each_recipe_is_planned_live_and_cached(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Answered, or refused in a sentence: some ended in tracebacks. Sizes alone, for one GPU."""
-    untraced(monkeypatch)
-    module = "ds_distill.planning.planner"
-    monkeypatch.setattr(f"{module}.split_facts", lambda r, t, split: SplitFacts(split, 1000, 20.0))
-    monkeypatch.setattr(f"{module}.count_chosen", lambda *given: 500)
-    names = {n for n, phase in load_recipe(name).named_phases() if phase.kind == "distil"}
-    more = []
-    if name == "mobilebert":  # its teacher is a user's own
-        tr.MobileBertConfig().save_pretrained(tmp_path)
-        more = [f"teachers.ib-bert.model={tmp_path}"]
-
-    def planned(teachers: str) -> Plan:
-        given = [f"phases.{n}.teachers={teachers}" for n in names]
-        plan = Planner(load_recipe(name, [*more, *given]), GPUS["h100"], 1).plan()
-        assert plan_text(plan, every=True).count("\nPhase ") == len([*plan.jobs, *plan.caches])
-        assert {one.chosen.choice.teachers for one in plan.jobs if one.phase in names} <= {teachers}
-        return plan
-
-    pays = {one.phase for one in planned("live").break_even}
-    if name not in LIVE_ALONE:
-        assert pays == names == {one.phase for one in planned("cached").break_even}
-        return
-    with pytest.raises(UserError) as refusal:
-        planned("cached")
-    for mistake in refusal.value.mistakes:
-        [phase] = {*re.findall(r"phases\.([\w-]+)", mistake)} & names
-        said = "Add - cache" if phase in pays else "no cache holds|vocabulary was expanded"
-        assert re.search(said, mistake)
 
 
 def losses_of(recipe: Recipe) -> list[list[str]]:
@@ -502,72 +439,6 @@ def runs(
         assert done.returncode == 0, done.stderr + done.stdout
         folders[teachers] = root / teachers
     return folders
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("teachers", ["cached", "live"])
-def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path], teachers: str) -> None:
-    folder = runs[teachers]
-    results = json.loads((folder / "results.json").read_text())
-    models = results["phases"][-1]["models"]
-    roles = {name: model["role"] for name, model in models.items()}
-    assert roles == {
-        **dict.fromkeys(TEACHERS, "teacher"),
-        "fine-tuned-student": "control",
-        **dict.fromkeys(STUDENTS, "student"),
-    }
-    labels = ["anger", "joy", "optimism", "sadness"]
-    assert all(list(model["per_class"]) == labels for model in models.values())
-    assert all(model["examples"] == 80 for model in models.values())
-    assert results["student"] in STUDENTS
-    assert (folder / "report.html").stat().st_size > 0
-
-
-@pytest.mark.further
-def test_each_teacher_read_the_tweets_in_its_own_tokens(runs: dict[str, Path]) -> None:
-    tables = list((runs["cached"] / "data" / "train").glob("tokens-*.arrow"))
-    # BERT's is the student's, too: DistilBERT has the same vocabulary.
-    assert len(tables) == 3
-
-
-@pytest.mark.further
-def test_live_and_cached_teachers_give_the_same_losses(runs: dict[str, Path]) -> None:
-    """The cache rounds logits to fp16: 1e-3 relative."""
-    cached, live = distil_losses(runs["cached"]), distil_losses(runs["live"])
-    assert len(cached) == 3 * 8  # students, steps: 64 tweets in batches of 8
-    assert cached.keys() == live.keys()
-    for step, loss in cached.items():
-        assert loss == pytest.approx(live[step], rel=1e-3), step
-
-
-def distil_losses(folder: Path) -> dict[tuple[str, int], float]:
-    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {
-        (event["phase"], event["step"]): event["loss"]
-        for event in events
-        if event["event"] == "train" and event["phase"] in STUDENTS
-    }
-
-
-@pytest.mark.further
-def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = runs["cached"] / "student"
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert type(model).__name__ == "DistilBertForSequenceClassification"
-    assert model.config.id2label == {0: "anger", 1: "joy", 2: "optimism", 3: "sadness"}
-    logits = model(**tokenizer("so happy to be here", return_tensors="pt")).logits
-    assert logits.shape == (1, 4)
-    assert torch.isfinite(logits).all()
-
-
-@pytest.mark.further
-def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
-    written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
-    recipe = Recipe.model_validate(written)
-    assert recipe.phases[6].kind == "distil" and recipe.phases[6].teachers == "live"
 
 
 def test_vekd_is_as_published() -> None:

@@ -112,15 +112,6 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
             assert trained == {name: 3 if name in ("gad", "ddi") else 5 for name in trained}
 
 
-@pytest.mark.parametrize("name", builtin_suites())
-def test_built_in_suites_find_the_shared_data(
-    name: str, shared_data: Path, tiny_models: Any, tmp_path: Path
-) -> None:
-    short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
-    suite = load_suite(name, [f"data_folder={shared_data}", *short])
-    check_suite(suite_runs(suite, [Checkpoint("bert", str(tiny_models["bert"]))], tmp_path))
-
-
 def test_checkpoints_have_names(tmp_path: Path) -> None:
     for name in ("runs/a/student", "runs/b/student"):
         (tmp_path / name).mkdir(parents=True)

@@ -332,13 +332,7 @@ def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(f"zero{stage}_fp32", marks=[pytest.mark.further] if stage in (0, 2) else [])
-        for stage in range(4)
-    ],
-)
+@pytest.mark.parametrize("config", ["zero1_fp32", "zero3_fp32"])
 def test_losses_are_those_of_a_pass_per_micro_step(
     world: World, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,15 +383,6 @@ def test_a_gate_reads_the_states_of_each_micro_batch(
         assert abs(average[step]["kl"] - expected["kl"]) > 0.01 * expected["kl"], step
         for name, value in expected.items():
             torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.further
-def test_activations_may_be_computed_again(world: World) -> None:
-    plain = losses_of_three_steps(engine_of(world))
-    again = losses_of_three_steps(engine_of(world, checkpointing=True))
-    for step, expected in enumerate(plain):
-        for name, value in expected.items():
-            torch.testing.assert_close(again[step][name], value, rtol=1e-6, atol=1e-6)
 
 
 def test_a_training_goes_on_in_the_middle(world: World, tmp_path: Path) -> None:

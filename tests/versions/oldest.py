@@ -54,7 +54,7 @@ def run(versions: dict[str, str]) -> int:
         environment = {**os.environ, "PYTHONPATH": path}
         show = "import importlib.metadata as m; print({n: m.version(n) for n in %r})" % [*versions]
         subprocess.run([sys.executable, "-c", show], env=environment, check=True)
-        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not slow", *TESTS]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", *TESTS]
         return subprocess.run(pytest, env=environment, cwd=ROOT).returncode
 
 

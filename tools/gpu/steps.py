@@ -89,7 +89,7 @@ def _tests(
     chosen: str,
     where: str = "tests/kernels",
 ) -> Step:
-    command = ["-m", "pytest", "-q", where, "-m", "not slow", "-k", chosen]
+    command = ["-m", "pytest", "-q", where, "-k", chosen]
     command += [f"--junitxml={folder / name}.xml", "-p", "no:cacheprovider"]
     for elsewhere in ("test_interpreter.py", "test_gpu_compile.py", "test_torch_compile.py"):
         command += [f"--ignore=tests/kernels/{elsewhere}"]

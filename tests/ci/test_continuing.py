@@ -1,0 +1,38 @@
+"""A training that was stopped goes on with the weights and scores that belong together, and says
+where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.test_continuing import (
+    recipe,  # noqa: F401
+    stop_before,
+)
+
+from ds_distill import load_recipe, run_recipe
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
+def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
+    recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
+) -> None:
+    folder = tmp_path / "run"
+    stop_before(13, recipe, folder, command_environment)
+    run_recipe(load_recipe(recipe), folder, resume=True)
+    said = capsys.readouterr().out
+    assert "student: starts anew, because it was stopped before its first checkpoint, at" in said
+    assert "step 13 or soon after. save_every makes them more often." in said
+    assert "accuracy" in said and "after epoch 2, the best so far\n" in said
+
+
+def test_where_the_last_weights_are_kept_none_are_the_best(
+    recipe: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """It said so of each epoch that was better than the one before it."""
+    run_recipe(load_recipe(recipe, ["training.keep=last"]), tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "on validation after epoch 3\n" in said and "the best so far" not in said

@@ -1,0 +1,162 @@
+"""Experts of different entity types, each trained on data that annotate its own type alone, and one
+student of all of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toys import TOY_FILLERS, TOY_WORDS, break_word
+from transformers import AutoModelForTokenClassification
+
+from ds_distill import run_recipe
+from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
+from ds_distill.recipe import load_recipe
+
+KINDS = ("animal", "food")
+
+
+def write_data(folder: Path) -> None:
+    """By kind a folder whose sentences have entities of both, and tags of that kind alone."""
+    draw = random.Random(0)
+    for kind in KINDS:
+        (folder / kind).mkdir(parents=True)
+        for split, size in {"train": 200, "test": 80}.items():
+            rows = []
+            for _ in range(size):
+                words = draw.choices(TOY_FILLERS.split(), k=3)
+                tags = ["O"] * 3
+                for other in draw.sample(KINDS, k=draw.randint(0, 2)):
+                    words += [draw.choice(TOY_WORDS[other].split()), "and"]
+                    tags += [f"B-{kind}" if other == kind else "O", "O"]
+                rows.append(json.dumps({"tokens": words, "tags": tags}))
+            (folder / kind / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
+    write_data(tmp_path / "data")
+    model = str(tiny_models["toy"])
+    of_words = {"type": "token-classification", "max_length": 24}
+    tasks: dict[str, Any] = {
+        kind: {**of_words, "labels": ["O", f"B-{kind}"], "data": {"path": f"data:{kind}"}}
+        for kind in KINDS
+    }
+    parts = [{"path": f"data:{kind}", "split": "train", "labels": "none"} for kind in KINDS]
+    tasks["all"] = {
+        **of_words,
+        "labels": ["O", "B-animal", "B-food"],
+        "data": {"path": "data:animal", "splits": {"transfer": parts}},
+    }
+    distil = {"task": "all", "split": "transfer", "epochs": 4, "losses": {"kl": {}}}
+    by_losses = {"policy": "average", "mix": "losses"}
+    return {
+        "name": "experts",
+        "data_folder": str(tmp_path / "data"),
+        "tasks": tasks,
+        "teachers": {kind: {"model": model} for kind in KINDS},
+        "student": {"model": model, "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0, "keep": "last"},
+        "phases": [
+            *(
+                {"fine-tune": {"name": f"teach-{k}", "task": k, "models": k, "epochs": 6}}
+                for k in KINDS
+            ),
+            {"cache": {"task": "all", "splits": "transfer", "dtype": "float32"}},
+            {
+                "distil": {
+                    **distil,
+                    "teachers": "cached",
+                    "save_as": "cached",
+                    "routing": by_losses,
+                }
+            },
+            {"distil": {**distil, "name": "live", "save_as": "live", "routing": by_losses}},
+            *({"evaluate": {"name": f"on-{kind}", "task": kind}} for kind in KINDS),
+        ],
+        "logging": {"every": 1},
+        "deepspeed": "zero0_fp32",
+    }
+
+
+def test_one_student_learns_the_types_of_all_experts(
+    settings: dict[str, Any], in_this_process: None, tmp_path: Path
+) -> None:
+    """An expert's O is no evidence against what it does not know: the student finds each type, in
+    sentences that hold both and were tagged with one."""
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    done = run_recipe(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
+    records = [r for r in done.results["phases"] if r["kind"] == "evaluate"]
+    assert [record["task"] for record in records] == list(KINDS)
+    for kind, record in zip(KINDS, records, strict=True):
+        models = record["models"]
+        assert set(models) == {kind, "cached", "live"}, "the other expert knows nothing of it"
+        assert set(models["cached"]["per_class"]) == {kind}
+        assert models[kind]["entity_f1"] > 0.9
+        assert models["cached"]["entity_f1"] > 0.9, "also where a word of the other type stands"
+    events = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
+    losses = {
+        phase: [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
+        for phase in ("cached", "live")
+    }
+    assert losses["live"] == pytest.approx(losses["cached"], rel=1e-4) and len(losses["live"]) > 10
+    page = done.report.read_text()
+    assert "Entity F1 on animal, test" in page and "Entity F1 on food, test" in page
+    assert "On animal: " in done.results["verdict"] and "On food: " in done.results["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"phases.3.distil.routing": "average"},
+            "average takes teachers that know all labels",
+        ),
+        (
+            {"tasks.all.labels": ["O", "B-animal"]},
+            "has none of the tags of task 'all'",
+        ),
+        (
+            {"tasks.all.labels": ["O", "B-animal", "B-food", "B-weather"]},
+            "no teacher knows B-weather",
+        ),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    settings: dict[str, Any], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    for way, value in change.items():
+        *keys, last = way.split(".")
+        part: Any = settings
+        for key in keys:
+            part = part[int(key)] if isinstance(part, list) else part[key]
+        part[last] = value
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(UserError, match=message):
+        check_all(load_recipe(str(tmp_path / "recipe.yaml")))
+
+
+def test_an_expert_whose_numbers_are_not_finite_is_named_with_the_words(
+    settings: dict[str, Any], in_this_process: None, tmp_path: Path
+) -> None:
+    names = {0: "O", 1: "B-animal"}
+    expert = AutoModelForTokenClassification.from_pretrained(
+        settings["teachers"]["animal"]["model"],
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+    )
+    shutil.copytree(settings["teachers"]["animal"]["model"], tmp_path / "expert")
+    expert.save_pretrained(tmp_path / "expert")
+    break_word(tmp_path / "expert", AutoModelForTokenClassification, "tiger")
+    settings["task"] = settings.pop("tasks")["animal"]
+    settings["teachers"] = {"animal": {"model": str(tmp_path / "expert")}}
+    settings["phases"] = [{"evaluate": {"split": "test"}}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(UserError, match=r"not finite .*test\.jsonl:\d+.*tiger"):
+        run_recipe(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")

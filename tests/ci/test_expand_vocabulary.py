@@ -1,0 +1,353 @@
+"""A student's vocabulary grows by words of the text, and it learns from a teacher that does not
+know them (VE-KD)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from runs import (
+    Runs,
+    after_steps,
+    alone_and_on_two_ranks,
+    check_same_losses_on_two_ranks,
+    curves,
+    digests,
+    end_of_a_phase,
+    evaluation,
+    files,
+    is_between_phases,
+    others,
+    records,
+    run_here,
+    without_measures,
+)
+from safetensors.torch import load_file
+from toys import TOY_FILLERS, toy_vocabulary
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.recipe import LONE_TASK
+from ds_distill.reporting.result_tables import evaluation_tables
+from ds_distill.run.execute import execute
+from ds_distill.run.run import Run
+
+KNOWN = len(toy_vocabulary())
+NEW = 46
+WORDS = "zorbatin plumexol quivarene dracomase"
+LOSSES = {
+    "cross_entropy": {},
+    "kl": {"temperature": 2.0, "tolerance": 0.05, "tolerance_on": "mean"},
+    "cosine": {"rows": "tokens"},
+    "logit_mse": {"weight": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def settings(
+    masked_lm_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Texts of words that the toy model knows, and of some that it spells."""
+    folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for split, size in {"train": 120, "test": 40}.items():
+        lines = [
+            " ".join([*draw.choices(TOY_FILLERS.split(), k=5), *[draw.choice(WORDS.split())] * 2])
+            for _ in range(size)
+        ]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    made = copy.deepcopy(masked_lm_settings)
+    made["task"]["data"] = {"path": str(folder)}
+    made["training"] |= {"epochs": 2, "keep": "last"}
+    made["phases"] = [
+        {"fine-tune": {"models": "bert"}},
+        {"expand-vocabulary": {"size": KNOWN + NEW}},
+        {"distil": {"losses": LOSSES}},
+        {"evaluate": {"split": "test"}},
+    ]
+    return made
+
+
+def write(settings: dict[str, Any], folder: Path) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that was stopped between the expansion and the distillation, and resumed."""
+    root = tmp_path_factory.mktemp("expanded")
+    recipe, load = load_recipe(write(settings, root)), Run.model
+
+    def fail_once(self: Run, reference: Any, **options: Any) -> Any:
+        if reference.name == "student" and "models" in Path(reference.model).parts[-2:]:
+            raise KeyboardInterrupt
+        return load(self, reference, **options)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Run, "model", fail_once)
+        run_recipe(recipe, root / "run")
+    run_recipe(recipe, root / "run", resume=True)
+    return root / "run"
+
+
+def test_new_words_are_told(folder: Path) -> None:
+    record = read_json(folder / "phases" / "01-expand-vocabulary.json")
+    assert (record["known"], record["added"]) == (KNOWN, NEW)
+    assert set(record["most_frequent"]) >= set(WORDS.split())
+    before, after = record["tokens_before"], record["tokens_after"]
+    assert after == 9 and before > 2 * after  # five words, twice a new one, [CLS] and [SEP]
+    assert record["share_of_tokens"] == pytest.approx(2 / 9)
+    page = (folder / "report.html").read_text()
+    assert "Words that were added" in page and "24.0, then 9.0" in page and "zorbatin" in page
+
+
+def test_the_student_is_one_of_transformers(folder: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(folder / "student")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "student")
+    assert len(tokenizer) == model.config.vocab_size == KNOWN + NEW
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    ids = tokenizer("we saw zorbatin")["input_ids"]
+    assert len(ids) == 5 and ids[3] >= KNOWN
+    started = load_file(folder / "models" / "01-student" / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    moved = (model.state_dict()[name] - started[name]).norm(dim=1)
+    used = [tokenizer.convert_tokens_to_ids(word) for word in WORDS.split()]
+    assert moved[used].min() > 0.1
+
+
+def test_the_teacher_is_judged_on_what_it_knows(folder: Path) -> None:
+    found = evaluation(folder)["models"]
+    assert set(found) == {"bert", "student"}
+    assert found["bert"]["role"] == "teacher" and found["student"]["role"] == "student"
+    assert found["bert"]["tokens"] == found["student"]["tokens"] > 20
+    own = found["student"]["own_tokens"]
+    assert "own_tokens" not in found["bert"]
+    new = 2 * 40  # of each text two words, always masked
+    assert own["tokens"] == found["student"]["tokens"] + new
+
+
+def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder: Path) -> None:
+    """The teacher spells the new words; both are told the same and asked for the same."""
+    [record] = [one for one in read_json(folder / "results.json")["phases"] if "models" in one]
+    found = record["models"]
+    assert found["bert"]["hidden_words"] == found["student"]["hidden_words"] > 20
+    known = 1 + len(TOY_FILLERS.split())  # of random words nobody can do better than guess
+    assert found["student"]["word_loss"] > math.log(known) / 2
+    assert record["baseline"]["word_loss"] > 0
+    texts = [(folder / "report.html").read_text(), (folder / "student" / "README.md").read_text()]
+    assert "nats a word" in texts[0] and "nats a word" in texts[1]
+    tables = "".join(map(str, evaluation_tables(record)))
+    for part in (texts[0], tables):
+        assert f"{found['student']['own_tokens']['tokens']:,}" in part
+        assert f"{found['student']['own_tokens']['loss']:.3f}" in part
+
+
+def writes_the_student(folder: Path) -> bool:
+    return any(folder.glob("models/.01-student*"))
+
+
+def test_kills_within_the_expansion_after_it_and_in_the_distillation_change_nothing(
+    settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    runs = Runs(write(settings, tmp_path), command_environment, None)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    taught, expanded = ["00-fine-tune.json"], ["00-fine-tune.json", "01-expand-vocabulary.json"]
+    assert runs.kill(folder, end_of_a_phase(folder), resume=False), "it ended too early"
+    assert records(folder) == taught, "the expansion was done"
+    assert runs.kill(folder, writes_the_student, resume=True), "it ended too early"
+    assert records(folder) == taught and not (folder / "models" / "01-student").exists()
+    assert runs.kill(folder, end_of_a_phase(folder), resume=True), "it ended too early"
+    assert records(folder) == expanded and is_between_phases(folder)
+    assert runs.kill(folder, after_steps(10, 0.0), resume=True), "it ended too early"
+    assert records(folder) == expanded
+    runs.finish(folder, resume=True)
+    # The teacher, the expanded student, the trained one, and as it is shipped.
+    assert len(digests(whole)) == 4
+    assert digests(folder) == digests(whole)
+    assert curves(folder) == curves(whole) and others(folder) == others(whole)
+    assert files(folder) == files(whole), "a kill left something behind"
+    assert evaluation(folder)["models"] == evaluation(whole)["models"]
+    ours, theirs = (read_json(run / "phases" / expanded[-1]) for run in (folder, whole))
+    assert without_measures(ours) == without_measures(theirs)
+
+
+def test_two_ranks_at_stage_3_are_as_one(
+    settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
+) -> None:
+    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path)
+    check_same_losses_on_two_ranks(folders, "student")
+
+
+# ------------------------------------------------------------------------------------------ traps
+
+
+def test_check_knows_the_expanded_vocabulary_before_anything_runs(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    file = write(settings, tmp_path)
+    with pytest.raises(UserError, match=rf"size={KNOWN}: the student has {KNOWN} tokens already"):
+        check_all(load_recipe(file, [f"phases.expand-vocabulary.size={KNOWN}"]))
+    made = copy.deepcopy(settings)
+    made["task"]["masking"]["variants"] = 2
+    made["phases"].insert(1, {"cache": {"splits": "train"}})
+    made["phases"][3]["distil"] |= {"teachers": "cached"}
+    for position in (1, 2):  # the cache before the expansion, and after it
+        made["phases"].insert(position, made["phases"].pop(3 - position))
+        with pytest.raises(UserError, match="are others since its vocabulary was expanded"):
+            check_all(load_recipe(write(made, tmp_path)))
+    made = copy.deepcopy(settings)
+    made["teachers"]["other"] = made["teachers"]["bert"]
+    made["phases"][0]["fine-tune"]["models"] = ["bert", "other"]
+    with pytest.raises(UserError, match="learns from one teacher, and here are bert, other"):
+        check_all(load_recipe(write(made, tmp_path)))
+
+
+@pytest.mark.parametrize("long", ["split", "cut"])
+def test_all_models_read_the_same_masked_tokens(
+    long: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Of texts that are longer than what models take, those of the grown vocabulary."""
+    recipe = load_recipe(write(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
+    run = execute(recipe, tmp_path / "run", first=2)[LONE_TASK]
+    models = [replace(run.reference(name, 2), name=name) for name in ("bert", "student")]
+    tables = run.data.tables("test", models)
+    student = run.data.tables("test", models[1:])["student"]
+    assert np.array_equal(tables["bert"].lengths, student.lengths)
+    # Windows are of the pieces that there were before.
+    assert student.lengths.max() == {"cut": 8, "split": 7}[long]
+    collate = run.collator(run.data.examples("test"), tables, models)
+    batch = collate(np.arange(len(student.lengths)))
+    teacher, own = batch.views["bert"], batch.views["student"]
+    for name in ("input_ids", "attention_mask", "positions", "token_type_ids"):
+        assert torch.equal(getattr(teacher, name), getattr(own, name)), name
+    assert (own.input_ids < KNOWN).all() and (batch.labels >= KNOWN).any()
+
+
+def test_old_rows_of_absent_words_move_by_weight_decay_alone(
+    settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Where no loss is over the vocabulary, so that only what is read has a gradient. With
+    cross-entropy the softmax over all words moves all of their rows."""
+    made = copy.deepcopy(settings)
+    made["phases"] = [*made["phases"][:2], {"distil": {"losses": {"cosine": {"rows": "tokens"}}}}]
+    made["training"] |= {"weight_decay": 0.5}
+    made["task"]["masking"]["shown"] = "mask"  # no random word is read
+    root = run_here(made, tmp_path)
+    name = "bert.embeddings.word_embeddings.weight"
+    before, after = (
+        load_file(root / "models" / folder / "model.safetensors")[name]
+        for folder in ("01-student", "02-student")
+    )
+    rates = [curve[-1] for curve in curves(root) if curve[0] == 2]
+    kept = np.prod([1 - 0.5 * rate for rate in rates])
+    tokenizer = AutoTokenizer.from_pretrained(root / "student")
+    absent = [*tokenizer.convert_tokens_to_ids(["tiger", "soup"]), *range(KNOWN, KNOWN + NEW)]
+    assert kept < 0.99
+    torch.testing.assert_close(after[absent], before[absent] * kept, rtol=1e-5, atol=1e-7)
+    read = tokenizer.convert_tokens_to_ids(TOY_FILLERS.split())
+    assert (after[read] - before[read] * kept).norm(dim=1).min() > 1e-3
+
+
+def test_it_loads_where_nothing_of_this_project_is(folder: Path) -> None:
+    texts = ["we saw zorbatin", "plumexol, quivarene!"]
+    code = (
+        "import sys, json, transformers; sys.modules['ds_distill'] = None;"
+        f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(folder / 'student')!r});"
+        f"t = transformers.AutoTokenizer.from_pretrained({str(folder / 'student')!r});"
+        f"print(json.dumps([m.config.vocab_size, t({texts!r})['input_ids']]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = AutoTokenizer.from_pretrained(folder / "models" / "01-student")(texts)["input_ids"]
+    assert json.loads(done.stdout) == [KNOWN + NEW, here]
+
+
+@pytest.mark.parametrize("name", ["vekd-large", "vekd-da"])
+def test_a_narrow_student_of_random_weights_grows_and_learns(
+    name: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """The recipes, with a toy teacher."""
+    made, teacher = settings["teachers"]["bert"]["model"], tmp_path / "teacher"
+    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(made)).save_pretrained(teacher)
+    AutoTokenizer.from_pretrained(made).save_pretrained(teacher)
+    recipe = load_recipe(
+        name,
+        [
+            f"task.data.path={settings['task']['data']['path']}",
+            "task.max_length=32",
+            f"teachers.bert.model={teacher}",
+            f"student.model={teacher}",
+            "student.config={hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}",
+            f"phases.expand-vocabulary.size={KNOWN + NEW}",
+            "phases.expand-vocabulary.share=0.99",
+            *(["phases.adapt.steps=5", "phases.adapt.batch_size=16"] if name == "vekd-da" else []),
+            "training.batch_size=16",
+            "training.epochs=1",
+            "deepspeed=zero0_fp32",
+        ],
+    )
+    run_recipe(recipe, tmp_path / "run")
+    grown = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "00-expanded")
+    assert all(len(grown.tokenize(word)) == 1 for word in WORDS.split())
+    assert len(grown) <= KNOWN + NEW
+    found = evaluation(tmp_path / "run")
+    other = {"vekd-large": "distilbert", "vekd-da": "vekd-da"}[name]
+    assert found["metric"] == "word_loss" and {"bert", "vekd", other} == set(found["models"])
+    for model in found["models"].values():
+        assert model["hidden_words"] > 20 and math.isfinite(model["word_loss"])
+    grown = {model for model, one in found["models"].items() if "own_tokens" in one}
+    assert grown == {"vekd", "vekd-da"} & {*found["models"]}
+    results = read_json(tmp_path / "run" / "results.json")
+    assert results["student"] == {"vekd-large": "vekd", "vekd-da": "vekd-da"}[name]
+    assert results["verdict"].startswith(f"Student `{results['student']}`: ")
+    assert "without teachers" not in results["verdict"]
+    shipped = AutoConfig.from_pretrained(tmp_path / "run" / "student")
+    assert shipped.vocab_size > KNOWN, "it is not the baseline"
+    [pair] = [
+        one for one in found["comparisons"] if {one["student"], one["other"]} == {"vekd", "bert"}
+    ]
+    assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
+
+
+def test_a_sweep_of_sizes_draws_a_figure(
+    settings: dict[str, Any], ds_distill: Any, tmp_path: Path
+) -> None:
+    """Figure 2: students of several vocabularies, by what is comparable between these, and beside
+    them the baseline, on which the size has no effect."""
+    made = copy.deepcopy(settings)
+    made["task"]["metric"] = "word_loss"
+    made["training"] |= {"epochs": 1}
+    teach, expand, distil = (copy.deepcopy(phase) for phase in made["phases"][:3])
+    expand["expand-vocabulary"]["save_as"] = "expanded"
+    distil["distil"] |= {"start": "expanded", "save_as": "grown"}
+    baseline = {"distil": {"name": "baseline", "save_as": "baseline", "losses": {"kl": {}}}}
+    made["phases"] = [teach, expand, distil, baseline, {"evaluate": {"split": "test"}}]
+    made["ships"] = "grown"
+    write(made, tmp_path)
+    sizes = f"phases.expand-vocabulary.size={KNOWN + 20},{KNOWN + NEW}"
+    done = ds_distill("sweep", "recipe.yaml", sizes, "--folder", tmp_path / "sweep", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    figure = (tmp_path / "sweep" / "figures" / "scores.svg").read_text()
+    assert "nats a word" in page and "nats a word" in figure.lower()
+    assert all(str(KNOWN + more) in figure for more in (20, NEW))
+    assert "grown (shipped)" in figure and "baseline" in figure
+    [first, second] = read_json(tmp_path / "sweep" / "results.json")["settings"]
+    assert first["students"] == second["students"] == ["grown"]
+    assert second["others"]["baseline"]["to_first"]["mean"] == pytest.approx(0.0, abs=1e-6)
+    assert abs(second["to_first"]["mean"]) > 1e-3

@@ -1,0 +1,190 @@
+"""Models that an earlier phase made teach a later one, live and from a cache: the four phases of
+Adapt-and-Distill, on the toy task."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.planner import Planner
+from ds_distill.run.run import Run
+
+LOSSES = {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}
+DENSE = {"codec": {"name": "dense"}, "dtype": "float32"}
+
+
+def adapt_and_distil(settings: dict[str, Any]) -> dict[str, Any]:
+    """T -> S, T -> T', S -> S', and T' -> S'' from S', live and cached."""
+    return {
+        **copy.deepcopy(settings),
+        "training": {**settings["training"], "steps": 6, "keep": "last"},
+        "phases": [
+            {"distil": {"name": "general", "save_as": "small", "losses": LOSSES}},
+            {"fine-tune": {"name": "adapt-teacher", "models": "bert", "save_as": "domain"}},
+            {"fine-tune": {"name": "adapt-student", "models": "small", "save_as": "adapted"}},
+            {
+                "distil": {
+                    "name": "live",
+                    "follow": "domain",
+                    "start": "adapted",
+                    "save_as": "live",
+                    "losses": LOSSES,
+                }
+            },
+            {"cache": {"follow": ["domain"], "splits": "train", **DENSE}},
+            {
+                "distil": {
+                    "name": "cached",
+                    "follow": ["domain"],
+                    "start": "adapted",
+                    "teachers": "cached",
+                    "save_as": "from-cache",
+                    "losses": LOSSES,
+                }
+            },
+            {"evaluate": {"split": "test"}},
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(
+    masked_lm_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The toy recipe with a teacher that is a masked-LM already."""
+    root = tmp_path_factory.mktemp("teacher")
+    first = {**masked_lm_settings, "phases": [{"fine-tune": {"models": "bert", "epochs": 2}}]}
+    file = root / "recipe.yaml"
+    file.write_text(yaml.safe_dump(first))
+    run_recipe(load_recipe(file), root / "run")
+    teacher = {"model": str(root / "run" / "models" / "00-bert")}
+    task = copy.deepcopy(masked_lm_settings["task"])
+    task["masking"]["variants"] = 2
+    return {**masked_lm_settings, "task": task, "teachers": {"bert": teacher}}
+
+
+def write(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that was stopped in the phase that follows, and resumed."""
+    root = tmp_path_factory.mktemp("follow")
+    recipe = load_recipe(write(adapt_and_distil(trained), root))
+    check_all(recipe)
+    load = Run.model
+
+    def fail_once(self: Run, reference: Any, **options: Any) -> Any:
+        if reference.name == "domain" and not options.get("new_head"):
+            raise KeyboardInterrupt
+        return load(self, reference, **options)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Run, "model", fail_once)
+        run_recipe(recipe, root / "run")
+    run_recipe(recipe, root / "run", resume=True)
+    return root / "run"
+
+
+def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(
+    trained: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    models = folder / "models"
+    plain = {
+        **adapt_and_distil(trained),
+        "teachers": {"domain": {"model": str(models / "01-domain")}},
+        "student": {"model": str(models / "02-adapted")},
+        "phases": [{"distil": {"save_as": "live", "losses": LOSSES}}],
+    }
+    run_recipe(load_recipe(write(plain, tmp_path)), tmp_path / "run")
+    assert losses(folder, "live") == losses(tmp_path / "run", "live")
+    one, two = (
+        (place / "models" / name / "model.safetensors").read_bytes()
+        for place, name in ((folder, "03-live"), (tmp_path / "run", "00-live"))
+    )
+    assert one == two
+
+
+def test_a_cache_is_of_the_model_that_is_followed(folder: Path) -> None:
+    manifest = read_json(folder / "cache" / "04-cache" / "manifest.json")
+    assert list(manifest["teachers"]) == ["domain"]
+    assert losses(folder, "from-cache") == pytest.approx(losses(folder, "live"), rel=1e-3)
+
+
+def test_roles_and_the_student_to_ship(folder: Path) -> None:
+    roles = {name: model["role"] for name, model in evaluation(folder)["models"].items()}
+    assert roles == {
+        "bert": "teacher",
+        "domain": "teacher",
+        "small": "student",
+        "adapted": "student",  # a teacher had taught what it goes on from
+        "live": "student",
+        "from-cache": "student",
+    }
+    card = (folder / "student" / "README.md").read_text()
+    assert "Trained on the way, and teachers then: " in card
+
+
+def test_a_plan_counts_the_models_that_are_followed(
+    trained: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = load_recipe(write(adapt_and_distil(trained), tmp_path))
+    planner = Planner(recipe, GPUS["l4"], 1)
+    assert planner.model("domain", 3) is planner.model("bert", 3)
+    jobs = {job.phase: job for job in planner.plan().jobs}
+    general, live = (jobs[name].chosen.states for name in ("general", "live"))
+    assert list(live.teachers) == ["domain"] and list(general.teachers) == ["bert"]
+    assert live.teachers["domain"] == general.teachers["bert"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["phases.live.follow=[nobody]"], "phases.live.follow: no model 'nobody' before"),
+        (["phases.live.follow=[student]"], "`student` is what is trained here"),
+        (["phases.live.follow=[from-cache]"], "no model 'from-cache' before this phase"),
+        (["phases.live.follow=[]"], r"phases.live.follow=\[\]: the list is empty"),
+        (["phases.live.follow=[domain, domain]"], "'domain' stands twice"),
+        (["phases.cached.follow=[bert]"], "no cache phase before it holds the signals"),
+        (["phases.cache.follow=null"], "no cache phase before it holds the signals"),
+        (
+            ["phases.live.follow=[domain, bert]", "phases.live.losses.cosine={}"],
+            "takes at most 1 teacher.*the phase follows 2",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(
+    trained: dict[str, Any], tmp_path: Path, overrides: list[str], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        check_all(load_recipe(write(adapt_and_distil(trained), tmp_path), overrides))
+
+
+def test_a_cache_of_a_model_that_was_trained_on_is_gone(
+    trained: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = adapt_and_distil(trained)
+    again = {"fine-tune": {"name": "again", "models": "domain", "save_as": "domain"}}
+    settings["phases"].insert(5, again)
+    with pytest.raises(UserError, match=r"phases\.cached.*no cache phase before it holds"):
+        check_all(load_recipe(write(settings, tmp_path)))
+    settings["phases"][5]["fine-tune"]["save_as"] = "another"
+    check_all(load_recipe(write(settings, tmp_path)))
+
+
+def test_two_ranks_follow_alike(trained: dict[str, Any], ds_distill: Any, tmp_path: Path) -> None:
+    folders = alone_and_on_two_ranks(adapt_and_distil(trained), ds_distill, tmp_path)
+    check_same_losses_on_two_ranks(folders, "live")

@@ -1,0 +1,167 @@
+"""Trainings in fp16 under DeepSpeed's loss scale. A CPU without fp16 computes it in software, where
+DeepSpeed has to be told that it may."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.engine.engine import Engine
+from ds_distill.errors import UserError
+from ds_distill.models.load import CLASSIFIER, load_model
+
+STEPS = 24
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def computes_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+
+
+@pytest.fixture
+def run(toy_settings: dict[str, Any], in_this_process: None, tmp_path: Path) -> Callable[..., Path]:
+    """Distils the toy task's student from two live teachers that learn first, and evaluates it; or
+    only distils, from `teachers`."""
+
+    def made(
+        name: str,
+        deepspeed: str | dict[str, Any],
+        *,
+        resume: bool = False,
+        teach: int = 4,
+        teachers: dict[str, Any] | None = None,
+    ) -> Path:
+        settings = copy.deepcopy(toy_settings)
+        distil = {"teachers": "live", "losses": {"kl": {}, "cross_entropy": {}}, "steps": STEPS}
+        if isinstance(deepspeed, dict):
+            (tmp_path / f"{name}.json").write_text(json.dumps(deepspeed))
+            deepspeed = str(tmp_path / f"{name}.json")
+        tune = {"models": ["first", "second"], "steps": teach}
+        phases = [{"fine-tune": tune}, {"distil": distil}, {"evaluate": {"split": "test"}}]
+        if teachers is not None:
+            settings["teachers"], phases = teachers, phases[1:2]
+        settings["training"]["save_every"] = 2
+        settings |= {"phases": phases, "logging": {"every": 1}, "deepspeed": deepspeed}
+        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+        run_recipe(load_recipe(tmp_path / "toy.yaml"), tmp_path / name, resume=resume)
+        return tmp_path / name
+
+    return made
+
+
+def fp16(stage: int, **settings: float) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage}, "fp16": {"enabled": True, **settings}}
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """The events of the distil phase's steps."""
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [one for one in events if one["event"] == "train" and one["phase"] == "student"]
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "student" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_losses_are_those_of_fp32(run, computes_fp16):
+    """Of whole runs; test_stages compares those of an engine."""
+    half, full = run("half", "zero3_fp16"), run("full", "zero3_fp32")
+    for ours, theirs in zip(steps_of(half), steps_of(full), strict=True):
+        assert (ours["loss_scale"], ours["skipped"]) == (2.0**16, 0)
+        assert "loss_scale" not in theirs
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=5e-3)
+
+
+def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_fp16, monkeypatch):
+    """In the middle of the steps that are skipped, and after them."""
+    config = fp16(2, initial_scale_power=22)
+    whole = run("whole", config)
+    [record] = json.loads((whole / "phases" / "01-distil.json").read_text())["trained"]
+    skipped = steps_of(whole)[-1]["skipped"]
+    assert 2 < skipped < STEPS - 4 and record["skipped"] == skipped
+    assert record["steps"] == STEPS
+    rates = [one["learning_rate"] for one in steps_of(whole)]
+    assert max(rates) == 1e-2 and rates[-1] == 0.0 and steps_of(whole)[-1]["schedule"]
+    step = Engine.train_step
+    for stop in (2, skipped + 2):
+        calls: list[None] = []
+
+        def interrupted(engine: Engine, *given: Any, stop: int = stop, calls: Any = calls) -> Any:
+            if engine.bundle.teachers:
+                calls.append(None)
+                if len(calls) > stop:
+                    raise Interrupted
+            return step(engine, *given)
+
+        monkeypatch.setattr(Engine, "train_step", interrupted)
+        with pytest.raises(Interrupted):
+            run(f"stop-{stop}", config)
+        monkeypatch.setattr(Engine, "train_step", step)
+        resumed = run(f"stop-{stop}", config, resume=True)
+        assert weights(resumed) == weights(whole)
+        keys = ("step", "loss", "loss_scale", "skipped", "learning_rate")
+        first, second = (
+            [[one[key] for key in keys] for one in steps_of(each)] for each in (resumed, whole)
+        )
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"initial_scale_power": 40, "min_loss_scale": 2**36}, "loss scale of 6.87195e"),
+        ({"loss_scale": 1e30}, "50 steps one after the other"),
+    ],
+)
+def test_a_training_that_only_skips_ends_with_advice(run, computes_fp16, settings, said):
+    with pytest.raises(UserError, match=r"not finite in fp16.*bf16 or fp32") as refused:
+        run("skips", fp16(1, **settings), teach=60)
+    assert said in str(refused.value)
+
+
+def test_a_teacher_too_large_for_fp16_is_named(run, computes_fp16, toy_settings, tmp_path):
+    """Beside one that is not, whose student is trained in fp16 and shipped in fp32."""
+    model = toy_settings["student"]["model"]
+    teacher = load_model(CLASSIFIER, model, ["animal", "food", "weather"], new_head=True)
+    for name, factor in (("usual", 1.0), ("large", 1e7)):
+        with torch.no_grad():
+            teacher.classifier.weight.mul_(factor)
+        teacher.save_pretrained(tmp_path / name)
+        load_tokenizer(model).save_pretrained(tmp_path / name)
+    usual, large = ({name: {"model": str(tmp_path / name)}} for name in ("usual", "large"))
+    half = run("half", "zero3_fp16", teachers=usual)
+    assert {(one["loss_scale"], one["skipped"]) for one in steps_of(half)} == {(2.0**16, 0)}
+    shipped = load_file(half / "student" / "model.safetensors")
+    assert {weight.dtype for weight in shipped.values()} == {torch.float32}
+    full = steps_of(run("fits", "zero1_fp32", teachers=large))
+    assert full and not any("loss_scale" in one for one in full)
+    with pytest.raises(UserError, match=r"teachers.large: .*In fp16 .*65,504.*bf16 or fp32"):
+        run("too-large", "zero1_fp16", teachers=large)
+
+
+def test_a_device_without_fp16_and_stage_0_are_refused(run):
+    from deepspeed.accelerator import get_accelerator
+
+    with pytest.raises(UserError, match=r"at stage 0.*deepspeed=zero1_fp16"):
+        run("stage-0", fp16(0))
+    if get_accelerator().is_fp16_supported():
+        pytest.skip("this CPU computes in fp16")
+    with pytest.raises(UserError, match=r"zero1_fp16.json computes in fp16.*bf16 or fp32"):
+        run("refused", "zero1_fp16")

@@ -1,0 +1,11 @@
+"""Every kernel compiles for every GPU: the launches that `make test` leaves out."""
+
+from __future__ import annotations
+
+import pytest
+from kernels.test_gpu_compile import Call, cases_of, check_launch
+
+
+@pytest.mark.parametrize(("call", "target"), cases_of("ci"))
+def test_a_launch(call: Call, target: str) -> None:
+    check_launch(call, target)

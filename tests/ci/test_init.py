@@ -1,0 +1,47 @@
+"""`ds-distill init` writes recipes that `check` passes, and says which option decides where it
+cannot know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from unit.test_init import ds_distill
+
+SETS = {
+    "tweeteval_emotion": "single-label",
+    "hoc": "multi-label",
+    "ner_ncbi_disease": "token-classification",
+    "ner_bc2gm": "token-classification",
+    "ner_bc5cdr_chem": "token-classification",
+    "ner_jnlpba": "token-classification",
+    "ner_linnaeus": "token-classification",
+    "re_ddi": "single-label",
+    "qa_xquad_en": "extractive-qa",
+    "boolq": "single-label",
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_real_data_sets_are_guessed_check_passes_and_they_train(
+    name: str, tiny_models: dict[str, Path], tmp_path: Path, shared_data: Path
+) -> None:
+    file = tmp_path / "made.yaml"
+    arguments = ["--teacher", tiny_models["bert"], "--output", file]
+    made = ds_distill("init", shared_data / name, *arguments)
+    assert made.exit_code == 0, made.output
+    assert yaml.safe_load(file.read_text())["task"]["type"] == SETS[name]
+    checked = ds_distill("check", file)
+    assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
+    chooses = [] if "keep: last" in file.read_text() else ["validation"]
+    splits = ["train", "test", *chooses]
+    few = [f"task.data.limit.{split}=80" for split in splits]
+    few += ["training.batch_size=8", "training.epochs=1", "deepspeed=zero0_fp32"]
+    few.append("teachers.teacher.below_majority=warn")  # ten steps teach it little
+    done = ds_distill("run", file, *few, "--folder", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    assert len(trained) == 3 and all(one["steps"] >= 10 for one in trained), trained

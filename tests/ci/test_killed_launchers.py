@@ -1,0 +1,88 @@
+"""Ranks end with whatever has started them, also when that is killed and cannot see to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from processes import events, left_of, marked, within
+
+from ds_distill.process.ports import free_port
+
+SCRIPTS = Path(sys.executable).parent
+RUN = ["-m", "ds_distill", "run", "toy.yaml"]
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """How a user starts two ranks of a run in a folder of each launcher."""
+    port = str(free_port())
+    python, script = sys.executable, [sys.executable, str(SCRIPTS / "deepspeed")]
+    return {
+        "deepspeed": [
+            *(*script, "--num_gpus", "2", "--master_port", port, "--module", "ds_distill", "run"),
+            *("toy.yaml", "--folder", str(folder / "deepspeed")),
+        ],
+        "torchrun": [
+            *(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(*RUN, "--folder", str(folder / "torchrun")),
+        ],
+        "ds-distill": [
+            *(python, "-m", "ds_distill", "launch", "toy.yaml", "--num-gpus", "2"),
+            *("--folder", str(folder / "ds-distill")),
+        ],
+    }
+
+
+def test_a_killed_launcher_leaves_nothing(
+    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """One of its processes, the one that a user knows of, is killed in mid-training."""
+    settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1000}}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    environments = {}
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands(tmp_path).items():
+            environments[name] = {
+                **command_environment,
+                **marked(),
+                "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",
+                "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
+            }
+            with (tmp_path / f"{name}.log").open("w") as log:
+                started[name] = subprocess.Popen(
+                    command,
+                    env=environments[name],
+                    cwd=tmp_path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        for name, process in started.items():
+            folder = tmp_path / name
+
+            def trains(folder: Path = folder, process: subprocess.Popen[bytes] = process) -> bool:
+                assert process.poll() is None, (tmp_path / f"{folder.name}.log").read_text()
+                return any("loss" in event for event in events(folder))
+
+            assert within(240, trains), (tmp_path / f"{name}.log").read_text()
+            environment = environments[name]
+            ranks = [one for one in left_of(environment) if "RANK" in one.environ()]
+            assert len({one.environ()["RANK"] for one in ranks}) == 2
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            gone = within(5, lambda: not left_of(environment))  # noqa: B023
+            assert gone, (name, [one.cmdline() for one in left_of(environment)])
+    finally:
+        for environment in environments.values():
+            for one in left_of(environment):
+                with suppress(psutil.Error):
+                    one.kill()

@@ -1,0 +1,134 @@
+"""A run whose task has a metric of its own: what it chooses, and what it reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.metrics import f1_score
+from toys import TOY_LABELS, make_toy_classifier
+from transformers import pipeline
+
+METRIC = {"name": "micro_f1", "leave_out": ["animal"]}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
+) -> Path:
+    here = tmp_path_factory.mktemp("here")
+    how = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}, "epochs": 3}
+    phases = [
+        *toy_settings["phases"][:3],
+        {"distil": {**how, "routing": ["average", "gate"]}},
+        {"evaluate": {"split": "test"}},
+    ]
+    task = {**toy_settings["task"], "metric": METRIC}
+    settings = {**toy_settings, "task": task, "phases": phases}
+    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=here)
+    assert done.returncode == 0, done.stderr
+    (here / "printed.txt").write_text(done.stdout)
+    return here
+
+
+@pytest.fixture(scope="module")
+def results(finished: Path) -> Any:
+    return json.loads((finished / "run" / "results.json").read_text())
+
+
+def test_the_metric_chooses_epoch_and_student(finished: Path, results: Any) -> None:
+    lines = (finished / "run" / "metrics.jsonl").read_text().splitlines()
+    validations = [e for e in map(json.loads, lines) if e["event"] == "validation"]
+    chosen = {}
+    for phase in results["phases"]:
+        for model in phase.get("trained", []):
+            choosing = model["choosing"]
+            assert choosing["metric"] == "micro_f1"
+            of_model = {
+                e["epoch"]: e["micro_f1"] for e in validations if e["phase"] == model["output"]
+            }
+            assert choosing["score"] == max(of_model.values()) == of_model[choosing["epoch"]]
+            if phase["kind"] == "distil":
+                chosen[model["output"]] = choosing["score"]
+    assert chosen.keys() == {"average", "gate"}
+    assert results["student"] == max(chosen, key=lambda name: chosen[name])
+
+
+def test_the_policies_are_compared_by_it(results: Any) -> None:
+    comparison = results["phases"][2]["comparison"]
+    assert comparison["metric"] == "micro_f1"
+    scores = [score["score"] for score in comparison["policies"].values()]
+    assert 0 < min(scores) < max(scores) <= 1
+
+
+def test_the_score_is_that_of_the_shipped_student(
+    finished: Path, results: Any, toy_task: Path
+) -> None:
+    rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
+    classify = pipeline("text-classification", model=str(finished / "run" / "student"))
+    texts = [row["text"] for row in rows]
+    predicted = [one["label"] for one in classify(texts, truncation=True, max_length=32)]
+    labels = [row["label"] for row in rows]
+    kept = sorted({*labels} - {"animal"})
+    wanted = f1_score(labels, predicted, labels=kept, average="micro")
+    record = results["phases"][-1]
+    own = record["models"][results["student"]]
+    assert (record["metric"], record["metric_settings"]) == ("micro_f1", {"leave_out": ["animal"]})
+    assert own["micro_f1"] == pytest.approx(wanted)
+    assert own["accuracy"] == pytest.approx(
+        np.mean([p == t for p, t in zip(predicted, labels, strict=True)])
+    )
+    assert list(own)[:2] == ["role", "parameters"]
+    assert list(own)[2:7] == ["examples", "micro_f1", "accuracy", "macro_f1", "ece"]
+    for row in record["comparisons"]:
+        models = record["models"]
+        difference = models[row["student"]]["micro_f1"] - models[row["other"]]["micro_f1"]
+        assert row["difference"] == pytest.approx(difference)
+        low, high = row["interval"]
+        assert low - 1e-9 <= difference <= high + 1e-9
+        assert ("retention" in row) == (models[row["other"]]["role"] == "teacher")
+
+
+def test_all_that_is_written_for_people_names_it(finished: Path, results: Any) -> None:
+    shown = f"{results['phases'][-1]['models'][results['student']]['micro_f1']:.1%}"
+    assert f"micro F1 {shown} on" in results["verdict"]
+    assert f"micro F1 {shown}" in (finished / "printed.txt").read_text()
+    page = (finished / "run" / "report.html").read_text()
+    assert "Micro F1 on test" in page and "Micro F1: leave out animal." in page
+    card = (finished / "run" / "student" / "README.md").read_text()
+    assert "## Micro F1 on test" in card and "name: Micro F1" in card
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_an_auc_without_a_value_names_phase_and_split(
+    part: bool, toy_settings: dict[str, Any], toy_task: Path, tmp_path: Path, ds_distill: Any
+) -> None:
+    """Of a split of one class alone and of the part of it that chooses, where one group holds a
+    class whole and the other part fits the routing: before anything runs."""
+    rows = [json.loads(row) for row in (toy_task / "train.jsonl").read_text().splitlines()]
+    by_text = {row["text"]: {**row, "of": f"of {row['text']}"} for row in rows}
+    food = [{**row, "of": "one"} for row in by_text.values() if row["label"] == "food"]
+    animals = [row for row in by_text.values() if row["label"] == "animal"][:20]
+    for split, some in {"train": [*by_text.values()], "validation": food + animals * part}.items():
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    teacher = {"model": str(make_toy_classifier(tmp_path / "teacher"))}
+    task = {
+        "data": {"path": str(tmp_path), "columns": {"group": "of"}},
+        "labels": TOY_LABELS,
+        "metric": {"name": "auc", "positive": "food"},
+        "max_length": 32,
+    }
+    phases = [{"expertise": {}}] * part + [{"fine-tune": {"models": "student", "epochs": 1}}]
+    settings = {**toy_settings, "task": task, "teachers": {"one": teacher}, "phases": phases}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, done.stdout + done.stderr
+    where = "the part of split 'validation' that chooses" if part else "split 'validation'"
+    assert f"phases.fine-tune: metric auc has no value on {where}" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,0 +1,32 @@
+"""docs/first_distillation.ipynb runs from its first cell to the last; it is committed as it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from e2e.test_notebook import NOTEBOOK, outputs
+from nbclient import NotebookClient
+
+SMALL = """
+import html
+from pathlib import Path
+
+PER_LABEL = {"train": 40, "validation": 60, "transfer": 40, "test": 30}
+EPOCHS = 1
+"""
+
+
+def test_the_notebook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_environment: dict[str, str]
+) -> None:
+    for name, value in command_environment.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(NOTEBOOK, 4)
+    [parameters] = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())]
+    parameters.source = SMALL
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = outputs(notebook)
+    assert "iframe" in str(shown[-1].data["text/html"])
+    assert (tmp_path / "runs" / "first" / "student" / "model.safetensors").is_file()

@@ -1,0 +1,125 @@
+"""Parts of another package, from its wheel: the example of docs/extending.md, checked, launched on
+two ranks, and on one killed and resumed; evaluated and reported. Nothing in ds_distill knows their
+names."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import events
+from runs import Runs, curves, digests
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "example_parts"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's content and metadata, to be put on PYTHONPATH."""
+    root = tmp_path_factory.mktemp("outside")
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    wheels, target = root / "wheels", root / "site"
+    for command in (
+        [*pip, "wheel", "--no-deps", *isolation, "--wheel-dir", str(wheels), str(EXAMPLE)],
+        [*pip, "install", "--no-deps", "--no-index", "--target", str(target)],
+    ):
+        more = [str(path) for path in wheels.glob("*.whl")] if "install" in command else []
+        done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=root)
+        assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def environment(installed: Path, command_environment: dict[str, str]) -> dict[str, str]:
+    paths = [str(installed), command_environment.get("PYTHONPATH", "")]
+    return {**command_environment, "PYTHONPATH": ":".join(filter(None, paths))}
+
+
+def recipe_data(toy_settings: dict[str, Any]) -> dict[str, Any]:
+    settings = copy.deepcopy(toy_settings)
+    distil = {
+        "split": "transfer",
+        "teachers": "cached",
+        "routing": [{"policy": "confident", "power": 2.0}, "average"],
+        "losses": {"reverse_kl": {"temperature": 2.0}},
+    }
+    settings["phases"][4:] = [
+        {"distil": distil},
+        {"soup": {"models": ["confident", "average"]}},
+        {"evaluate": {"split": "test"}},
+    ]
+    return settings
+
+
+def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
+    tmp_path, toy_settings, environment, ds_distill
+):
+    data = recipe_data(toy_settings)
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    # The package is what brings the parts.
+    without = ds_distill("check", "toy.yaml", cwd=tmp_path)
+    assert without.returncode == 2 and "unknown policy 'confident'" in without.stderr
+    for name in ("losses.reverse_kl: unknown key", "unknown phase 'soup'"):
+        assert name in without.stderr
+
+    with_it = ds_distill("check", "toy.yaml", cwd=tmp_path, env=environment)
+    assert with_it.returncode == 0, with_it.stderr
+    assert "no mistakes found. 7 phases" in with_it.stdout
+
+    wrong = yaml.safe_dump(data, sort_keys=False).replace("power:", "pover:")
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    refused = ds_distill("check", "wrong.yaml", cwd=tmp_path, env=environment)
+    line = 1 + wrong.split("\n").index(next(x for x in wrong.split("\n") if "pover" in x))
+    assert refused.returncode == 2
+    assert f"wrong.yaml:{line}  phases.4.distil.routing.0.pover: unknown key." in refused.stderr
+    assert "Did you mean `power`?" in refused.stderr
+
+    launched = tmp_path / "launched"
+    Runs(Path("toy.yaml"), environment, ranks=2).finish(launched)
+    check_results(launched)
+
+    runs = Runs(Path("toy.yaml"), environment, ranks=None)
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    assert runs.kill(folder, in_the_first_student, resume=False), "the run ended first"
+    runs.finish(folder, resume=True)
+    check_results(folder)
+    runs.finish(whole)
+    assert digests(folder) == digests(whole) and curves(folder) == curves(whole)
+
+
+def in_the_first_student(folder: Path) -> bool:
+    return any(event["phase"] == "confident" for event in events(folder))
+
+
+def check_results(folder: Path) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    evaluation = results["phases"][-1]
+    models = evaluation["models"]
+    assert {name: model["role"] for name, model in models.items()} == {
+        "first": "teacher",
+        "second": "teacher",
+        "confident": "student",
+        "average": "student",
+        "soup": "student",
+    }
+    for model in models.values():
+        assert model["worst_class"] == min(model["per_class"].values())
+    assert "worst_class" in evaluation["baseline"]
+    compared = results["phases"][2]["comparison"]["policies"]
+    assert "confident" in compared and "average" in compared
+    page, card = (folder / "report.html").read_text(), (folder / "student/README.md").read_text()
+    assert "<th>worst class</th>" in page and "| worst class |" in card
+    for name in ("confident", "soup"):
+        assert f"<td>{name}" in page and f"| {name} | student |" in card
+    assert any("reverse_kl" in event for event in events(folder))
+    evaluated = [event for event in events(folder) if event["event"] == "evaluation"]
+    assert len(evaluated) == 5 and all("worst_class" in event for event in evaluated)

@@ -1,0 +1,124 @@
+"""docs/own-data.md as it stands: CSV files, two teachers from elsewhere, one small student."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+import yaml
+from toys import TINY, TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
+
+import ds_distill
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+MOST_LINES = 15
+
+
+@pytest.fixture(scope="module")
+def recipe() -> str:
+    """The page's recipe."""
+    [text] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return str(text)
+
+
+def write_texts(folder: Path, labels: list[str]) -> None:
+    draw = random.Random(0)
+    for split, size in {"train": 120, "validation": 80, "test": 60}.items():
+        with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(["text", "label"])
+            for number in range(size):
+                of = number % len(labels)
+                lines.writerow([toy_text(TOY_LABELS[of], draw), labels[of]])
+
+
+def fine_tune_elsewhere(folder: Path, texts: Path, labels: list[str], seed: int) -> None:
+    """A teacher, by a plain loop of transformers."""
+    torch.manual_seed(seed)
+    names = dict(enumerate(labels))
+    config = tr.BertConfig(
+        vocab_size=len(toy_vocabulary()),
+        max_position_embeddings=128,
+        id2label=names,
+        label2id={label: number for number, label in names.items()},
+        **TINY,
+    )
+    make_tiny_bert(folder, toy_vocabulary())
+    tokenizer = tr.AutoTokenizer.from_pretrained(folder)
+    model = tr.BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rows = [*csv.DictReader((texts / "train.csv").open(encoding="utf-8"))]
+    for _ in range(4):
+        for start in range(0, len(rows), 20):
+            some = rows[start : start + 20]
+            inputs = tokenizer([row["text"] for row in some], padding=True, return_tensors="pt")
+            right = torch.tensor([labels.index(row["label"]) for row in some])
+            model(**inputs, labels=right).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+def test_the_page_works_at_the_first_try(recipe: str, tmp_path: Path, ds_distill: Any) -> None:
+    assert recipe.count("\n") <= MOST_LINES
+    settings = yaml.safe_load(recipe)
+    labels, texts = settings["task"]["labels"], tmp_path / settings["task"]["data"]["path"]
+    texts.mkdir()
+    write_texts(texts, labels)
+    for seed, teacher in enumerate(settings["teachers"].values()):
+        fine_tune_elsewhere(tmp_path / teacher["model"], texts, labels, seed)
+    make_tiny_bert(tmp_path / "hub" / settings["student"]["model"], toy_vocabulary())
+    (tmp_path / "tickets.yaml").write_text(recipe)
+    tiny = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
+    local = ["models_folder=hub", *tiny]
+    for command in (["check", "tickets.yaml"], ["plan", "tickets.yaml", "--gpu", "h100"]):
+        done = ds_distill(*command, *local, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = ds_distill("run", "tickets.yaml", *local, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "runs/tickets/results.json").read_text())
+    judged = results["phases"][-1]
+    [student] = [of for of in judged["models"].values() if of["role"] == "student"]
+    assert student["accuracy"] > 0.6 > judged["baseline"]["accuracy"]
+    assert (tmp_path / "runs/tickets/report.html").is_file()
+    done = ds_distill("predict", "runs/tickets", "tickets/test.csv", cwd=tmp_path)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "Loading weights" not in done.stderr  # transformers' own bar
+    assert len(answers) == 60 and {answer["predicted"] for answer in answers} <= {*labels}
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_one_call_distils(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README's lines, but for what makes so small a student learn."""
+    labels = ["beast", "meal", "sky"]
+    monkeypatch.chdir(tmp_path)
+    Path("DATA").mkdir()
+    write_texts(tmp_path / "DATA", labels)
+    for seed, name in enumerate("AB"):
+        fine_tune_elsewhere(tmp_path / name, tmp_path / "DATA", labels, seed)
+    make_tiny_bert(tmp_path / "S", toy_vocabulary())
+    page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    fast = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
+    names: dict[str, Any] = {}
+    exec(code.replace('student="S")', f'student="S", overrides={fast})'), names)
+    done = names["done"]
+    shown = capsys.readouterr().out
+    assert "description: DATA, by ds-distill init." in shown and str(done.scores) in shown
+    assert done.folder == Path("runs/DATA") and Path("runs/DATA.yaml").is_file()
+    assert {"teacher-1", "teacher-2", done.results["student"]} <= set(done.scores)
+    assert done.scores[done.results["student"]] > 0.6
+    assert "srcdoc=" in done._repr_html_() and "&lt;h1&gt;" in done._repr_html_()
+    model = tr.AutoModelForSequenceClassification.from_pretrained(done.student)
+    assert [*model.config.id2label.values()] == labels
+    with pytest.raises(ds_distill.UserError, match="nowhere: no such file or folder"):
+        ds_distill.distil("nowhere", teachers=["A"])

@@ -1,0 +1,94 @@
+"""Planned bytes of a step's collectives against DeepSpeed's communication log: within 2%."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ranks import run_ranks
+from transformers import BertConfig
+
+from ds_distill.engine.config import micro_batches_together
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.active_weights import weight_groups
+from ds_distill.models.bundle import Bundle
+from ds_distill.planning.communication import Sent, sent_in_training
+from ds_distill.planning.memory import Zero
+from ds_distill.planning.models import planned_model
+from ds_distill.recipe.terms import losses_of
+
+HERE = Path(__file__).parents[1] / "distributed"
+SIZES = {"num_hidden_layers": 2, "vocab_size": 1500, "max_position_embeddings": 64}
+STUDENT = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
+TEACHER = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
+ROWS, LENGTH = 2, 8  # as the worker has it
+LOGGED: dict[str, str] = {"all_gather_into_tensor": "all_gather"}
+LOGGED |= {"reduce_scatter_tensor": "reduce_scatter", "all_reduce": "all_reduce"}
+CASES: list[dict[str, Any]] = [
+    {
+        "stage": stage,
+        "live": live,
+        "micro_steps": micro_steps,
+        "precision": "fp32" if micro_steps == 1 else "bf16",
+        "resident": resident,
+    }
+    for stage in range(4)
+    for live in (True, False)
+    for micro_steps in (1, 4)
+    for resident in ((True, False) if stage == 3 else (True,))
+]
+
+
+def planned(folder: Path, case: dict[str, Any], ranks: int) -> list[Sent]:
+    student, teacher = (
+        planned_model(part, str(folder / part), classes=4) for part in ("student", "teacher")
+    )
+    terms = build_terms(losses_of({"kl": {}}), TermInputs(128))
+    _, groups = weight_groups(Bundle(student.build(device="cpu"), {}, terms))
+    trained = [[weight.numel() for weight in group.weights] for group in groups]
+    numels = teacher.numels()
+    teachers = {"one": numels, "two": numels} if case["live"] else {}
+    config = {"zero_optimization": {"stage": case["stage"]}}
+    size = 2 if case["precision"] == "bf16" else 4
+    layer = teacher.layer_numel() if case["live"] else 0
+    zero = Zero.of(config, ranks, size, case["resident"], layer)
+    together = micro_batches_together(case["stage"], ROWS, case["micro_steps"], LENGTH)
+    passes = -(-case["micro_steps"] // together)
+    return sent_in_training(trained, [], teachers, zero, case["micro_steps"], passes)
+
+
+def test_planned_bytes_are_what_deepspeed_sends(tmp_path: Path) -> None:
+    check_planned_bytes(2, tmp_path)
+
+
+def check_planned_bytes(ranks: int, tmp_path: Path) -> None:
+    for model, size in (("student", STUDENT), ("teacher", TEACHER)):
+        BertConfig(**SIZES, **size).save_pretrained(tmp_path / model)
+    (tmp_path / "cases.json").write_text(json.dumps(CASES))
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    worker = str(HERE / "communication_worker.py")
+    run_ranks([worker, str(tmp_path)], ranks, environment, tmp_path, 900)
+    results = json.loads((tmp_path / "results.json").read_text())
+    errors = []
+    for case, logged in zip(CASES, results, strict=True):
+        real: Counter[str] = Counter()
+        for name, sizes in logged.items():
+            # The log has the share of a rank that is gathered.
+            shares = ranks if LOGGED[name] == "all_gather" else 1
+            total = sum(int(size) * times for size, times in sizes.items()) * shares
+            if total > 1000:  # else counts of rows and norms
+                real[LOGGED[name]] += total
+        plan: Counter[str] = Counter()
+        for one in planned(tmp_path, case, ranks):
+            plan[one.collective] += one.bytes
+        wrong = {
+            name: (plan[name], real[name])
+            for name in {*plan, *real}
+            if abs(plan[name] - real[name]) > 0.02 * real[name]
+        }
+        if wrong:
+            errors.append((case, wrong))
+    assert not errors, "\n".join(map(str, errors))

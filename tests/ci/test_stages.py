@@ -1,0 +1,72 @@
+"""All stages, precisions and kinds of batches, on one, two and four ranks."""
+
+from __future__ import annotations
+
+import pytest
+from distributed.stages import (
+    ALL,
+    BASES,
+    BF16,
+    FP32,
+    SCENARIOS,
+    Launch,
+    assert_equals_a_plain_loop,
+    assert_fp16_as_fp32,
+    assert_same_losses,
+    assert_teachers_stay_as_they_are,
+    launch,
+)
+from distributed.test_stages import CHOSEN
+
+LAUNCHES = {
+    1: ALL,
+    2: [*BASES, *(name for name in ALL if name not in CHOSEN)],
+    # One micro-batch for each of them.
+    4: [
+        *("zero1_fp32", "zero3_fp32", "uneven_zero3", "switch_zero3", "partial_zero3"),
+        *("masked_lm_zero3", "packed uneven"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
+    return {
+        ranks: launch(tmp_path_factory.mktemp("stages"), ranks, scenarios)
+        for ranks, scenarios in LAUNCHES.items()
+    }
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_give_equal_losses_in_bf16(launches: dict[int, Launch], stage: int) -> None:
+    two = launches[2]
+    assert_same_losses(two.losses(f"zero{stage}_bf16"), two.losses("zero0_bf16"), BF16)
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)])
+def test_fp16_gives_the_losses_of_fp32(launches: dict[int, Launch], ranks: int, stage: int) -> None:
+    assert_fp16_as_fp32(launches[ranks], stage)
+
+
+def test_stages_are_equal_with_a_partial_teacher(launches: dict[int, Launch]) -> None:
+    ours, base = (launches[2].losses(f"partial_zero{stage}") for stage in (3, 0))
+    assert_same_losses(ours, base, FP32)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_two_ranks_equal_one(launches: dict[int, Launch], stage: int) -> None:
+    name = f"zero{stage}_bf16"
+    assert_same_losses(launches[2].losses(name), launches[1].losses(name), BF16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "scenario"),
+    [(ranks, name) for ranks, of in LAUNCHES.items() for name in of if name in SCENARIOS],
+)
+def test_equals_a_plain_loop(launches: dict[int, Launch], ranks: int, scenario: str) -> None:
+    assert_equals_a_plain_loop(launches[ranks], scenario)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_teachers_stay_as_they_are(launches: dict[int, Launch], ranks: int) -> None:
+    assert_teachers_stay_as_they_are(launches[ranks])

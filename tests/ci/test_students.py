@@ -1,0 +1,157 @@
+"""A student with sizes of its own, from random weights: checked, planned, trained, judged, shipped,
+resumed, and the same on two ranks whose weights are sharded."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, run_here
+from transformers import AutoModelForMaskedLM
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.models.load import MASKED_LM, load_model
+from ds_distill.models.student import student_config
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.planner import Planner
+from ds_distill.training.checkpoints import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def narrow(
+    masked_lm_settings: dict[str, Any],
+    tiny_models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """A student with another width and depth than its teacher, from a folder without weights."""
+    folder = tmp_path_factory.mktemp("narrow") / "shape"
+    folder.mkdir()
+    for file in tiny_models["toy"].iterdir():
+        if not file.name.endswith(".safetensors"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+    terms = {"cross_entropy": {}, "kl": {"temperature": 2.0}, "hidden_mse": {}}
+    return {
+        **masked_lm_settings,
+        "student": {"model": str(folder), "config": sizes},
+        "training": {**masked_lm_settings["training"], "steps": 6, "save_every": 3},
+        "phases": [
+            {"fine-tune": {"models": "bert"}},
+            {"distil": {"losses": terms, "steps": 12}},
+            {"evaluate": {"split": "test", "start": True}},
+        ],
+    }
+
+
+def test_a_random_student_is_trained_evaluated_and_shipped(
+    narrow: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "check.yaml"
+    file.write_text(yaml.safe_dump(narrow))
+    recipe = load_recipe(file)
+    check_all(recipe)
+    folder = run_here(narrow, tmp_path)
+    models = evaluation(folder)["models"]
+    assert models["student"]["parameters"] == models["start"]["parameters"]
+    assert models["student"]["parameters"] < models["bert"]["parameters"]
+    assert models["student"]["loss"] < models["start"]["loss"]
+    config = read_json(folder / "student" / "config.json")
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (16, 1)
+    planned = {model.name: model for model in Planner(recipe, GPUS["l4"], 1).plan().models}
+    assert planned["student"].parameters == models["student"]["parameters"]
+    card = (folder / "student" / "README.md").read_text()
+    assert "Starts from random weights" in card and "hidden_size 16" in card
+    assert "base_model" not in card
+    code = (
+        "import sys, transformers; sys.modules['ds_distill'] = None;"
+        f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(folder / 'student')!r});"
+        "print(m.config.hidden_size)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "16"
+
+
+def test_a_truncated_student_begins_with_parts_of_its_model(
+    narrow: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """And not where it would begin at random; the card says what it was."""
+    made = copy.deepcopy(narrow)
+    made["student"] = {
+        "model": str(tiny_models["toy"]),
+        "config": {"hidden_size": 16, "intermediate_size": 32},
+        "layers": [1],
+        "start": "truncated",
+    }
+    made["phases"] = [
+        made["phases"][0],
+        {"distil": {"losses": {"kl": {}}, "steps": 2}},
+        {"evaluate": {"split": "test", "start": True}},
+    ]
+    folder = run_here(made, tmp_path)
+    start = load_model(
+        MASKED_LM,
+        str(tiny_models["toy"]),
+        new_head=True,
+        layers=[1],
+        truncated=True,
+        config=student_config(load_recipe(tmp_path / "recipe.yaml")),
+    )
+    student = AutoModelForMaskedLM.from_pretrained(folder / "student")
+    for name, weight in student.named_parameters():
+        apart = (weight - start.get_parameter(name)).abs().max()
+        assert apart <= 2 * 2 * made["training"]["learning_rate"], name
+    card = (folder / "student" / "README.md").read_text()
+    assert "Starts from parts of the weights of" in card and "layers" in card
+
+
+def test_check_knows_the_width_of_a_random_student(narrow: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(narrow))
+    check_all(load_recipe(file, ["phases.distil.losses.cosine={}"]))  # by a trained map
+    with pytest.raises(UserError, match=r"losses\.hidden_mse\.layers=every.*student has 1 layers"):
+        check_all(load_recipe(file, ["phases.distil.losses.hidden_mse.layers=every"]))
+
+
+def test_a_resumed_random_student_is_bit_for_bit_the_same(
+    narrow: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    short = {**narrow, "phases": narrow["phases"][1:2], "teachers": {}}
+    short["phases"] = [{"fine-tune": {"models": "student", "steps": 6, "save_every": 2}}]
+    file.write_text(yaml.safe_dump(short))
+    recipe = load_recipe(file)
+    run_recipe(recipe, tmp_path / "whole")
+    save = Checkpoints.save
+
+    def fail_after(self: Checkpoints, engine: Any, step: int, progress: dict[str, Any]) -> None:
+        save(self, engine, step, progress)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", fail_after)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipe, tmp_path / "again")
+    run_recipe(recipe, tmp_path / "again", resume=True)
+    one, two = (
+        (tmp_path / name / "student" / "model.safetensors").read_bytes()
+        for name in ("whole", "again")
+    )
+    assert one == two
+
+
+def test_two_ranks_begin_with_the_same_random_weights(
+    narrow: dict[str, Any], ds_distill: Any, tmp_path: Path
+) -> None:
+    folders = alone_and_on_two_ranks(narrow, ds_distill, tmp_path)
+    check_same_losses_on_two_ranks(folders, "student")
+    starts = [evaluation(folder)["models"]["start"]["loss"] for folder in folders.values()]
+    assert starts[0] == pytest.approx(starts[1], rel=1e-5)

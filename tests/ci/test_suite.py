@@ -1,0 +1,89 @@
+"""`ds-distill suite`: every fine-tuning is a run; the setting is chosen on validation; a checkpoint
+that cannot be trained leaves the others' results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toys import break_word, toy_vocabulary
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.sweep.suite.load import builtin_suites, load_suite
+from ds_distill.sweep.suite.runs import (
+    Checkpoint,
+    check_suite,
+    suite_runs,
+)
+
+
+def test_checkpoints_are_compared_and_a_broken_one_is_named(
+    toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path, in_this_process: None
+) -> None:
+    from transformers import BertModel
+
+    assert "the" in toy_vocabulary()
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_models["toy"], broken)
+    break_word(broken, BertModel, "the")
+    tasks = {"kinds": {"data": {"path": str(toy_task)}, "max_length": 32}}
+    suite = {
+        "seeds": [1],
+        "grid": {"learning_rate": [1.0e-6, 1.0e-2], "batch_size": [16]},
+        "training": {"epochs": 3, "dropout": 0.0},
+        "tasks": tasks,
+        "lacks": "Everything else.",
+        "deepspeed": "zero0_fp32",
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
+    folder = tmp_path / "suite"
+    command = ["suite", tmp_path / "toy.yaml", tiny_models["toy"], broken, "--folder", folder]
+
+    def run(*options: str) -> Any:
+        result = CliRunner().invoke(app, list(map(str, [*command, *options])))
+        if isinstance(result.exception, UserError):
+            raise result.exception
+        return result
+
+    with pytest.raises(UserError, match=r"no checkpoint is called so.*They are toy, broken"):
+        run("--reference", "tay")
+    assert not folder.exists()
+    done = run("--jobs", "2")
+    assert done.exit_code == 1, done.output
+    assert "The suite lacks: Everything else." in done.output
+    assert "2 of the runs failed" in done.output
+    found = json.loads((folder / "results.json").read_text())
+    assert len(found["missing"]) == 2 and all("checkpoint=broken" in m for m in found["missing"])
+    [task] = found["tasks"].values()
+    [(name, toy)] = task["checkpoints"].items()
+    # A rate of 1e-6 learns nothing: the examples that choose say so, too.
+    slow, fast = toy["settings"]
+    assert name == "toy" and toy["chosen"] == 1
+    assert fast["choosing"]["mean"] > slow["choosing"]["mean"] + 0.2
+    run_of = folder / "runs" / "task=kinds,checkpoint=toy,learning_rate=0.01,batch_size=16,seed=1"
+    results = json.loads((run_of / "results.json").read_text())
+    judged = results["phases"][-1]["models"]["student"]
+    assert toy["score"]["values"] == [judged["accuracy"]] and judged["accuracy"] > 0.6
+    assert task["majority"] == results["phases"][-1]["baseline"]["accuracy"]
+    assert not (run_of / "models").exists() and (run_of / "predictions").is_dir()
+    page = (folder / "report.html").read_text()
+    assert "Not finished, and not counted" in page and "Everything else." in page
+    with pytest.raises(UserError, match="other settings"):
+        run("--resume", "seeds=[2]")
+    with pytest.raises(UserError, match="holds a sweep"):
+        run()
+
+
+@pytest.mark.parametrize("name", builtin_suites())
+def test_built_in_suites_find_the_shared_data(
+    name: str, shared_data: Path, tiny_models: Any, tmp_path: Path
+) -> None:
+    short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
+    suite = load_suite(name, [f"data_folder={shared_data}", *short])
+    check_suite(suite_runs(suite, [Checkpoint("bert", str(tiny_models["bert"]))], tmp_path))

@@ -1,0 +1,155 @@
+"""`ds-distill sweep`, and `run` of a recipe with `seeds`: shared phases run once, every run is what
+it would be alone, a stopped sweep goes on, and a run that fails leaves the others be."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import prepare
+from typer.testing import CliRunner, Result
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+
+SETTINGS = ["phases.distil.learning_rate=1e-2,1e30"]
+"""Under the second rate the loss is not finite."""
+GOOD = ["learning_rate=1e-2,seed=1", "learning_rate=1e-2,seed=2"]
+
+
+@pytest.fixture
+def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+    settings = copy.deepcopy(toy_settings)
+    settings["training"]["dropout"] = 0.0  # ranks draw their own
+    del settings["teachers"]["second"]
+    distil = {"split": "transfer", "teachers": "cached", "losses": {"kl": {}}, "epochs": 2}
+    teach = {"models": "first", "epochs": 2}
+    phases = [{"fine-tune": teach}, {"cache": {"splits": "transfer"}}, {"distil": distil}]
+    settings |= {"phases": [*phases, {"evaluate": {"split": "test"}}], "logging": {"every": 1}}
+    settings["seeds"] = [1, 2]
+    file = tmp_path / "toy.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+def test_what_settings_share_runs_once_and_what_failed_is_told(
+    recipe: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    folder, good = tmp_path / "sweep", "learning_rate=1e-2"
+    done = command_line("sweep", recipe, *SETTINGS, "seeds=null", "--folder", folder, "--jobs", "2")
+    assert done.exit_code == 1, done.output
+    assert done.output.count("failed with exit code 2") == 1
+    assert json.loads((folder / "results.json").read_text())["missing"] == ["learning_rate=1e30"]
+    assert len(list(folder.glob("shared/*"))) == 1
+    assert "fine-tune: done before" in (folder / "logs" / f"{good}.txt").read_text()
+
+
+def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
+    recipe: Path,
+    tmp_path: Path,
+    ds_distill: Any,
+    command_environment: dict[str, str],
+    in_this_process: None,
+) -> None:
+    folder = tmp_path / "sweep"
+    command = ["sweep", str(recipe), *SETTINGS, "--folder", str(folder), "--jobs", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ds_distill", *command],
+        env=command_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
+        text=True,
+    ) as stopped:
+        until = time.monotonic() + 120
+        while not list(folder.glob("shared/*/models/*")) and time.monotonic() < until:
+            time.sleep(0.1)
+        stopped.send_signal(signal.SIGINT)
+        _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130, errors
+    assert "Continue with: " in errors and "--resume" in errors
+    assert not list(folder.glob("*/*/lock.json")), "a run goes on"
+
+    done = ds_distill(*command, "--resume")
+    assert done.returncode == 1, done.stdout + done.stderr
+    shared = "4 of them share, and run once in each of 2 groups: fine-tune, cache"
+    assert done.stdout.count(shared) == 1
+    assert done.stdout.count("failed with exit code 2") == 2
+    found = json.loads((folder / "results.json").read_text())
+    assert found["missing"] == [name.replace("1e-2", "1e30") for name in GOOD]
+    [row] = found["settings"]
+    assert row["seeds"] == ["1", "2"] and row["score"]["interval"] is not None
+    for name in GOOD:
+        # Of shared phases nothing ran again; weights are gone, the rest of a run is there.
+        assert "fine-tune: done before" in (folder / "logs" / f"{name}.txt").read_text()
+        run = folder / "runs" / name
+        assert (run / "report.html").is_file() and not (run / "models").exists()
+
+    assert "Not finished, and not counted" in (folder / "report.html").read_text()
+    assert "<svg" in (folder / "report.html").read_text()
+
+    with pytest.raises(UserError, match="other settings"):
+        command_line("run", recipe, "--folder", folder, "--resume")
+    # The recipe's own rate is the good one, and nothing is shared here.
+    seeds = tmp_path / "seeds"
+    alone = command_line("run", recipe, "--folder", seeds, "--keep")
+    assert alone.exit_code == 0, alone.output
+    for name, seed in zip(GOOD, row["seeds"], strict=True):
+        ours, its = folder / "runs" / name, seeds / "runs" / f"seed={seed}"
+        assert judged(ours) == judged(its)
+        assert (its / "student" / "config.json").is_file()
+        assert events(ours) == events(its)
+    [again] = json.loads((seeds / "results.json").read_text())["settings"]
+    assert again["score"] == row["score"]
+    low, high = row["score"]["interval"]
+    values = " ".join(f"{value:.1%}" for value in row["score"]["values"])
+    shown = " ".join(alone.output.split())
+    assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
+
+
+def command_line(*arguments: str | Path) -> Result:
+    """In this process; the runs are in others."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def test_one_run_of_several_seeds_is_refused(recipe: Path, tmp_path: Path) -> None:
+    folder = ["--folder", tmp_path / "run"]
+    (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
+    for command in (
+        ["launch", recipe, "--hostfile", tmp_path / "hosts", *folder],
+        ["launch", recipe, "--num-gpus", "2", "--until", "cache", *folder],
+        ["run", recipe, "--until", "cache", *folder],
+        ["cache", "build", recipe, *folder],
+        ["route", recipe, *folder],
+    ):
+        with pytest.raises(UserError, match=r"seeds=\[1, 2\] stands for a run of each"):
+            command_line(*command)
+    # A launch on this machine is of all seeds: the check of their ranks finds what one would not.
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 16}))
+    own = f"deepspeed={tmp_path / 'ds.json'}"
+    with pytest.raises(UserError, match="sets train_micro_batch_size_per_gpu=16"):
+        command_line("launch", recipe, own, "--num-gpus", "2", *folder)
+    assert not (tmp_path / "run").exists()
+
+
+def judged(run: Path) -> dict[str, Any]:
+    phases = json.loads((run / "results.json").read_text())["phases"]
+    [models] = [one["models"] for one in phases if one["kind"] == "evaluate"]
+    return dict(models)
+
+
+def events(run: Path) -> list[tuple[str, int, float]]:
+    """Every loss of every training."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(one["phase"], one["step"], one["loss"]) for one in lines if one["event"] == "train"]

@@ -1,0 +1,281 @@
+"""Token classification with a teacher whose tags of words are in a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import seqeval.metrics
+import torch
+from runs import digests, evaluation, run_here
+from safetensors.numpy import load_file
+from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
+
+from ds_distill import load_recipe
+from ds_distill.cache.reader import CacheReader
+from ds_distill.check.recipe import check_all
+from ds_distill.data import predictions
+from ds_distill.data import words as data_words
+from ds_distill.data.open_source import open_source
+from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.text_windows import TextWindows, prepare
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.words import word_keys
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.models.file_teacher import FileTeacher
+from ds_distill.recipe.tasks import TokenClassification
+
+
+def written(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def rows_of(settings: dict[str, Any], split: str) -> list[dict[str, Any]]:
+    file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def settings(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("words")
+    splits = ["transfer", "validation", "test"]
+    return {
+        "name": "words",
+        "task": toy_words_task(root / "data"),
+        "teachers": {
+            "other": {"model": str(tiny_models["toy"])},
+            "said": {"model": str(tiny_models["toy"])},
+        },
+        "student": {"model": str(tiny_models["toy"]), "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0},
+        "phases": [
+            {"fine-tune": {"models": ["other", "said"], "epochs": 2}},
+            {"cache": {"splits": splits, "dtype": "float32"}},
+            {"expertise": {"states": False}},
+            {
+                "distil": {
+                    "split": "transfer",
+                    "epochs": 2,
+                    "teachers": "cached",
+                    "routing": ["average", "expertise"],
+                    "losses": {"kl": {}},
+                }
+            },
+            {"evaluate": {"split": "test"}},
+        ],
+        "deepspeed": "zero0_fp32",
+    }
+
+
+def test_a_file_of_a_models_logits_teaches_what_the_model_does(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    run = run_here(settings, tmp_path / "model")
+    reader, lines = CacheReader(run / "cache" / "01-cache"), {}
+    for split in ("transfer", "validation", "test"):
+        lists = [row["tokens"] for row in rows_of(settings, split)]
+        indices = reader.indices(torch.from_numpy(word_keys(lists)))
+        logits = reader.read("said", indices).logits
+        parts = logits.split([len(words) for words in lists])
+        for words, part in zip(lists, parts, strict=True):
+            lines[json.dumps(words)] = {"tokens": words, "logits": part.tolist()}
+    made = copy.deepcopy(settings)
+    file = written(tmp_path / "said.jsonl", [lines[key] for key in sorted(lines)])
+    made["teachers"]["said"] = {"predictions": str(file)}
+    made["phases"][0]["fine-tune"]["models"] = ["other"]
+    (tmp_path / "file").mkdir()
+    other = run_here(made, tmp_path / "file")
+    ours, theirs = digests(run), digests(other)
+    models = [name for name in ours if "average" in name or "expertise" in name]
+    assert len([name for name in models if name.startswith("models/")]) == 2
+    assert [ours[name] for name in models] == [theirs[name] for name in models]
+    assert evaluation(run)["comparisons"] == evaluation(other)["comparisons"]
+    assert read_json(run / "routing.json") == read_json(other / "routing.json")
+
+
+def test_long_texts_and_gaps(settings: dict[str, Any], tmp_path: Path) -> None:
+    """What is said of a text's words is said of the windows in which it is read; and a teacher is
+    judged on the texts that its file has, counted again by seqeval."""
+    made = copy.deepcopy(settings)
+    made["task"]["max_length"] = 8
+    lines, truth, said = [], [], []
+    for split, lacks in (("transfer", 11), ("validation", 9), ("test", 7)):
+        for number, row in enumerate(rows_of(settings, split)):
+            tags = row.get("tags") or ["O"] * len(row["tokens"])
+            tags = [
+                "O" if word == "cat" else tag for word, tag in zip(row["tokens"], tags, strict=True)
+            ]
+            if number >= lacks:
+                lines.append({"tokens": row["tokens"], "predicted": tags, "confidence": 0.9})
+                if split == "test":
+                    said.append(tags)
+                    truth.append(row["tags"])
+    file = written(tmp_path / "said.jsonl", lines)
+    made["teachers"]["said"] = {"predictions": str(file)}
+    made["phases"][0]["fine-tune"]["models"] = ["other"]
+    del made["phases"][2]
+    made["phases"][2]["distil"]["routing"] = "average"
+    run = run_here(made, tmp_path)
+    notes = [note for note in check_all(load_recipe(tmp_path / "recipe.yaml")) if "said" in note]
+    assert ["has nothing of" in note for note in notes] == [True] * 3
+    cached = CacheReader(run / "cache" / "01-cache")
+    assert cached.manifest.teachers["said"].not_given > 27, "windows"
+    record = evaluation(run)
+    of_file = record["models"]["said"]
+    assert (of_file["examples"], of_file["not_given"]) == (73, 7)
+    assert of_file["entity_f1"] == pytest.approx(seqeval.metrics.f1_score(truth, said))
+    assert 0 < of_file["entity_f1"] < 1
+    [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "said"]
+    assert scores["examples"] == 71
+    assert any(row["other"] == "said" for row in record["comparisons"])
+    saved = load_file(run / "predictions" / "03-evaluate.safetensors")
+    assert not [name for name in saved if name.startswith("said/")]
+
+
+def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    """Of three texts the file has two. The third begins as the second does, so that its first
+    window is one of the second's, and it is not known for that."""
+    draw = np.random.default_rng(0)
+    known = TOY_FILLERS.split()
+    lists = [[str(word) for word in draw.choice(known, size)] for size in (5, 45)]
+    lists.append([*lists[1][:12], *reversed(lists[1][:20])])
+    file, task = task_of(
+        tmp_path, [{"tokens": words, "tags": ["O"] * len(words)} for words in lists]
+    )
+    given = [draw.normal(size=(len(words), len(TOY_TAGS))).round(3) for words in lists[:2]]
+    lines = [
+        {"tokens": words, "logits": logits.tolist()}
+        for words, logits in zip(lists[:2], given, strict=True)
+    ]
+    source = open_source(task, tmp_path / "cache")
+    found = open_predictions(written(file, lines), source)
+    tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
+    split = prepare(source.read("train"), [tokenizer], 10)
+    words = TextWindows.of(split)
+    in_windows = found.with_windows([split])
+    keys = np.stack([np.asarray(split[name][:]) for name in ("key_hi", "key_lo")], axis=1)
+    there = in_windows.find(keys) >= 0
+    assert there[words.text < 2].all() and 0 < there[words.text == 2].sum() < 4
+    assert words.of_whole_texts(there).tolist() == (words.text < 2).tolist()
+    begins, of_row = np.asarray(split["first"][:]), words.examples
+    signals = FileTeacher(in_windows)(torch.from_numpy(keys[of_row]), torch.from_numpy(of_row))
+    assert signals.given is not None
+    assert signals.given.tolist() == there[of_row].tolist()
+    for window in np.flatnonzero(words.text < 2):
+        rows = words.of_examples(np.array([window]))
+        begin = begins[window]
+        wanted = given[words.text[window]][begin : begin + len(rows)]
+        assert np.allclose(signals.logits[rows].numpy(), wanted, atol=1e-6)
+    assert (signals.logits[~signals.given] == 0).all()
+
+
+def task_of(folder: Path, rows: list[dict[str, Any]], **columns: str) -> tuple[Path, Any]:
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    written(data / "train.jsonl", rows)
+    given = {"path": str(data), "columns": columns}
+    task = TokenClassification.model_validate({"data": given, "labels": TOY_TAGS})
+    return folder / "said.jsonl", task
+
+
+def opened(folder: Path, lines: list[dict[str, Any]], **columns: str) -> FilePredictions:
+    rows = [
+        {"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
+        {"tokens": ["rice"], "tags": ["B-food"], "key": "two"},
+    ]
+    file, task = task_of(folder, rows, **columns)
+    source = open_source(task, folder / "cache")
+    return open_predictions(written(file, lines), source, ["train"])
+
+
+def logits_of(found: FilePredictions, words: list[str]) -> Any:
+    [at] = found.find(word_keys([words]))
+    return None if at < 0 else found.logits[found.first[at] :][: len(words)]
+
+
+def test_each_form_is_read(tmp_path: Path) -> None:
+    sure, rest = math.log(0.8), math.log(0.05)
+    tags = {"tokens": ["a", "cat"], "predicted": ["O", "B-animal"], "confidence": [1, 0.8]}
+    shares = {"tokens": ["rice"], "probabilities": [{"B-food": 0.8, "O": 0.2}]}
+    found = opened(tmp_path, [tags])
+    assert logits_of(found, ["a", "cat"])[1] == pytest.approx([rest, sure, rest, rest, rest])
+    assert logits_of(found, ["a", "cat"])[0].argmax() == 0 and logits_of(found, ["rice"]) is None
+    found = opened(tmp_path, [shares])
+    assert logits_of(found, ["rice"])[0, 3] == pytest.approx(sure)
+    logits = [[0.5, 1.0, -2.0, 0.0, 3.0], [1.0, 1.0, 1.0, 1.0, 2.0]]
+    found = opened(tmp_path, [{"tokens": ["a", "cat"], "logits": logits}])
+    assert logits_of(found, ["a", "cat"]).tolist() == logits
+    # By ids, in the data a number or a name.
+    by_id = [{"key": "two", "predicted": ["B-food"]}, {"key": "1", "predicted": None}]
+    found = opened(tmp_path, by_id, id="key")
+    assert logits_of(found, ["rice"])[0].argmax() == 3 and len(found) == 1
+    spans = [{"start": 2, "end": 5, "type": "animal"}]
+    (tmp_path / "texts").mkdir()
+    rows = [{"text": "a cat", "spans": spans}, {"text": "rice", "spans": []}]
+    file, task = task_of(tmp_path / "texts", rows)
+    lines = [
+        {"text": "a cat", "predicted": spans, "confidence": 0.8},
+        {"text": "rice", "predicted": ["B-food"]},
+    ]
+    found = open_predictions(written(file, lines), open_source(task, tmp_path / "cache"))
+    assert logits_of(found, ["a", "cat"])[1].tolist() == pytest.approx(
+        [rest, sure, rest, rest, rest]
+    )
+    assert logits_of(found, ["rice"])[0].argmax() == 3
+
+
+def test_spans_that_an_earlier_version_took_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = [{"start": 0, "end": 1, "type": "animal", "text": "cat"}]
+    file, task = task_of(tmp_path, [{"text": "a cat", "spans": []}])
+    source = open_source(task, tmp_path / "cache")
+    written(file, [{"text": "a cat", "predicted": spans}])
+    with monkeypatch.context() as before:
+        before.setattr(predictions, "VERSION", 3)
+        before.setattr(data_words, "check_own_text", lambda *given: None)
+        assert len(open_predictions(file, source)) == 1
+    with pytest.raises(UserError, match=r"1: 'predicted': span 0 is 'cat', and .* are 'a'"):
+        open_predictions(file, source)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"tokens": ["a", "cat"], "predicted": ["O"]}, "1: 'predicted' is of 1 words, and .* 2"),
+        ({"tokens": ["a"], "predicted": "O"}, "a list of what is predicted of each word, got 'O'"),
+        ({"tokens": ["a"], "predicted": ["o"]}, "1: word 0: label 'o' .*Did you mean `O`"),
+        ({"tokens": ["a"], "predicted": [None]}, "1: word 0: 'predicted' names no label"),
+        ({"tokens": ["a"], "predicted": ["O"], "confidence": [1, 1]}, "'confidence' is of 2 words"),
+        ({"tokens": "a", "predicted": ["O"]}, "'tokens' must be a list of words"),
+        ({"tokens": ["a"], "logits": [[1, 2]]}, "word 0: 'logits' must be an object"),
+        (
+            {
+                "text": "🎉 a cat",
+                "predicted": [{"start": 5, "end": 8, "type": "animal", "text": "cat"}],
+            },
+            "1: 'predicted': span 0 .* It counts UTF-16 .* in characters it is 4 to 7",
+        ),
+        ({"key": 1, "predicted": ["O"]}, "'predicted' is of 1 words, and there are 2"),
+        (
+            {"words": ["a"], "predicted": ["O"]},
+            "no column 'tokens', in which the task's words are, "
+            "and no 'key', in which their ids are",
+        ),
+    ],
+)
+def test_mistakes_are_refused_where_they_stand(
+    tmp_path: Path, line: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, [line], id="key")

@@ -1,0 +1,9 @@
+"""The lower bounds of pyproject.toml are versions that the tests ran on."""
+
+from __future__ import annotations
+
+from ci.test_oldest import oldest
+
+
+def test_the_oldest_versions_pass() -> None:
+    assert oldest.run({**oldest.OLDEST, **oldest.COMPANIONS}) == 0

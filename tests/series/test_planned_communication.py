@@ -1,0 +1,11 @@
+"""On four ranks what is gathered is in more parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ci.test_planned_communication import check_planned_bytes
+
+
+def test_planned_bytes_are_what_deepspeed_sends(tmp_path: Path) -> None:
+    check_planned_bytes(4, tmp_path)

@@ -1,0 +1,96 @@
+"""Sweeps whose runs are launches of two ranks each: they train as one process does; stopped or
+killed no rank goes on, and the same command continues; a launch that fails is named while the
+others' results stand."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import left_of, marked, prepare
+from runs import losses
+
+RATES = ["1e-2", "1e30"]
+"""Under the second one the loss is not finite."""
+
+
+@pytest.fixture
+def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+    distil = {"split": "transfer", "teachers": "cached", "losses": {"kl": {}}, "epochs": 2}
+    phases = [{"fine-tune": {"models": "first", "epochs": 2}}, {"cache": {"splits": "transfer"}}]
+    settings = {
+        **toy_settings,
+        "teachers": {"first": toy_settings["teachers"]["first"]},
+        "training": {**toy_settings["training"], "dropout": 0.0},  # ranks draw their own
+        "phases": [*phases, {"distil": distil}, {"evaluate": {"split": "test"}}],
+        "seeds": [1, 2],
+        "logging": {"every": 1},
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "toy.yaml"
+
+
+def test_launched_seeds_have_the_losses_of_one_process(
+    recipe: Path, tmp_path: Path, ds_distill: Any
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = ds_distill("run", recipe, "--folder", one, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = ds_distill("launch", recipe, "--num-gpus", "2", "--folder", two, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Each has 2 ranks; at once: 1" in done.stdout
+    for name in ("seed=1", "seed=2"):
+        told = json.loads((two / "runs" / name / "results.json").read_text())
+        assert told["environment"]["ranks"] == 2
+        for training in ("first", "student"):
+            alone, launched = (losses(of / "runs" / name, training) for of in (one, two))
+            assert len(alone) > 10 and launched == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
+    recipe: Path,
+    how: signal.Signals,
+    tmp_path: Path,
+    ds_distill: Any,
+    command_environment: dict[str, str],
+) -> None:
+    environment, folder = {**command_environment, **marked()}, tmp_path / "sweep"
+    rates = f"phases.distil.learning_rate={','.join(RATES)}"
+    command = ["sweep", str(recipe), rates, "--num-gpus", "2", "--folder", str(folder)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ds_distill", *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
+        text=True,
+    ) as stopped:
+        until = time.monotonic() + 240
+        while not list(folder.glob("shared/*/models/*")) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(left_of(environment)) > 3, "the sweep, a launch and two ranks"
+        stopped.send_signal(how)
+        stopped.communicate(timeout=60)
+    assert stopped.returncode == (130 if how is signal.SIGINT else -how)
+    until = time.monotonic() + 30
+    while left_of(environment) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left_of(environment), "ranks go on"
+
+    done = ds_distill(*command, "--resume", timeout=1800)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads((folder / "results.json").read_text())
+    good, bad = ([f"learning_rate={rate},seed={seed}" for seed in (1, 2)] for rate in RATES)
+    assert found["missing"] == bad
+    assert done.stdout.count("failed with exit code") == 2
+    for name in good:
+        results = json.loads((folder / "runs" / name / "results.json").read_text())
+        assert results["environment"]["ranks"] == 2

@@ -1,0 +1,13 @@
+"""torch.compile with its own backend: it writes and builds C++ for each op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CASES, Case
+from kernels.test_torch_compile import check_compiled
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_fullgraph(case: Case) -> None:
+    check_compiled(case, "inductor", torch.device("cpu"))
