@@ -1,6 +1,6 @@
 """What DeepSpeed 0.19.8 sends in an optimizer step at each ZeRO stage, and how long that takes.
 
-The volumes are those of its source, and tests/distributed/test_planned_communication.py compares
+The volumes are those of its source, and tests/ci/test_planned_communication.py compares
 them with its communication log.
 """
 

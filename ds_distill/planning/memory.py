@@ -1,6 +1,6 @@
 """Bytes that each rank holds of weights, gradients and optimizer, by ZeRO stage.
 
-The rules are what DeepSpeed 0.19.8 was seen to hold: tests/distributed/test_planned_memory.py
+The rules are what DeepSpeed 0.19.8 was seen to hold: tests/ci/test_planned_memory.py
 counts the tensors of real engines.
 """
 

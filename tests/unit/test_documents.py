@@ -44,7 +44,7 @@ PARSED_ONLY = {
     "python": "measurements take minutes, and some need a GPU",
     "deepspeed": "two ranks of 24-layer teachers need 13 GiB",
     "sbatch": "needs Slurm",
-    "torchrun": "several nodes; tests/e2e/test_launch.py starts it on one",
+    "torchrun": "several nodes; tests/ci/test_launch.py starts it on one",
 }
 """First words of the commands in the documents, and why they do not run here."""
 

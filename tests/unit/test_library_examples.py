@@ -86,7 +86,7 @@ def run(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
 def test_the_readmes_example_trains_on_the_teachers_logits(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [_, code] = blocks("README.md")  # the first is run by tests/e2e/test_own_data.py
+    [_, code] = blocks("README.md")  # the first is run by tests/ci/test_own_data.py
     names = run(code, place, monkeypatch)
     assert capsys.readouterr().out.startswith("epoch 0: loss of the last batch ")
     assert sum(1 for line in code.splitlines() if line.strip()) <= 25

@@ -7,8 +7,8 @@
 Draws as many mutants from each room of the package (a folder of ds_distill, its single files
 together, ds_kernels) with a seed, applies each in a copy of the tree, and runs tests there until
 one fails, in a forked process that has the libraries loaded: those that import the changed module,
-then those that import the room, then e2e and golden, `make test`'s own before those of `make
-test-all`. What was done before is not done again: results are merged into the file. A mutant that
+then those that import the room, then e2e and golden; after `make test`'s those of `make test-ci`.
+What was done before is not done again: results are merged into the file. A mutant that
 survives needs a test, or a reason in EXPLAINED.
 """
 
@@ -51,15 +51,16 @@ def rooms() -> dict[str, list[str]]:
     return found
 
 
-def tests_of(file: str) -> list[list[str]]:
-    """Files of tests in the order in which they are tried: those that import the module, those
-    that import its room, and runs of recipes."""
+def tests_of(file: str, folders: Sequence[str]) -> list[list[str]]:
+    """Files of tests in these folders, in the order in which they are tried: those that import the
+    module, those that import its room, and runs of recipes."""
     module = file.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
     module = module.removesuffix(".__init__")
     room = ".".join(module.split(".")[:2]) if module.count(".") > 1 else module
     texts = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for folder in folders
+        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))
     }
     parent, _, name = module.rpartition(".")
     says = (
@@ -293,16 +294,19 @@ def copied_tree(folder: Path) -> Path:
     return folder
 
 
-TIERS = {"make test": "not further and not slow", "make test-all": "further and not slow"}
-"""Targets of the Makefile, in their order, and the tests of each."""
+TIERS = {
+    "make test": ("distributed", "e2e", "golden", "kernels", "unit"),
+    "make test-ci": ("ci",),
+}
+"""Targets of the Makefile, in their order, and the folders of tests of each."""
 
 
 def first_failure(tree: Path, file: str, log: Path) -> tuple[str, str, float]:
     """The target that finds a mutant or "", what `run_tests` says, and processor seconds."""
     total = 0.0
-    for target, chosen in TIERS.items():
-        for tests in tests_of(file):
-            found, spent = run_tests(tree, (*tests, "-m", chosen), log, 900)
+    for target, folders in TIERS.items():
+        for tests in tests_of(file, folders):
+            found, spent = run_tests(tree, tuple(tests), log, 900)
             total += spent
             if found != "passed":
                 return target, found, total
@@ -373,7 +377,7 @@ def main() -> None:
             print(f"{mutant.name} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}")
         return
     if given.test_only:
-        TIERS.pop("make test-all")
+        TIERS.pop("make test-ci")
     for library in ("pytest", "torch", "transformers", "datasets", "hypothesis", "sklearn.metrics"):
         importlib.import_module(library)
     known = {"seed": given.seed, "mutants": {}}
