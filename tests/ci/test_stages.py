@@ -17,10 +17,11 @@ from distributed.stages import (
     launch,
 )
 from distributed.test_stages import CHOSEN
+from reference import make_teacher
 
 LAUNCHES = {
     1: ALL,
-    2: [*BASES, *(name for name in ALL if name not in CHOSEN)],
+    2: [*BASES, "zero3_bf16", *(name for name in ALL if name not in CHOSEN)],
     # One micro-batch for each of them.
     4: [
         *("zero1_fp32", "zero3_fp32", "uneven_zero3", "switch_zero3", "partial_zero3"),
@@ -53,9 +54,12 @@ def test_stages_are_equal_with_a_partial_teacher(launches: dict[int, Launch]) ->
     assert_same_losses(ours, base, FP32)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", range(4))
 def test_two_ranks_equal_one(launches: dict[int, Launch], stage: int) -> None:
+    """In bf16; in fp32 both equal a plain loop."""
     name = f"zero{stage}_bf16"
+    assert launches[2].results[name]["accumulation"] == 2
+    assert launches[1].results[name]["accumulation"] == 4
     assert_same_losses(launches[2].losses(name), launches[1].losses(name), BF16)
 
 
@@ -68,5 +72,12 @@ def test_equals_a_plain_loop(launches: dict[int, Launch], ranks: int, scenario: 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_holds_its_teachers_whole(launches: dict[int, Launch]) -> None:
+    for name in ("first", "second"):
+        numel = sum(p.numel() for p in make_teacher("classification", name).parameters())
+        held = launches[1].results["zero3_fp32"]["held"][0][name]
+        assert held == pytest.approx(4 * numel, rel=0.02)
+
+
 def test_teachers_stay_as_they_are(launches: dict[int, Launch], ranks: int) -> None:
     assert_teachers_stay_as_they_are(launches[ranks])

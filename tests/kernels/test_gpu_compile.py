@@ -57,7 +57,7 @@ LIMITS = {
 }
 
 
-IN_MAKE_TEST = ("masked_kl", "attention_kl")
+IN_MAKE_TEST = ("masked_kl", "relation_kl")
 """One op of rows, and one of scores."""
 
 

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from ci.test_resume import kill_series
-from e2e.test_resume import make_runs, whole  # noqa: F401
+from ci.test_resume import kill_series, make_runs, whole  # noqa: F401
 from processes import Process
 from runs import (
     Moment,
