@@ -76,7 +76,7 @@ class TopK:
         """The distributions of some rows, int64 [k]."""
         return self._each(lambda tensor: tensor[rows])
 
-    def to(self, device: torch.device | str) -> TopK:
+    def moved(self, device: torch.device | str) -> TopK:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> TopK:

@@ -143,33 +143,38 @@ class Signals:
 
     def to(self, device: torch.device | str) -> Signals:
         """For cached signals; a live model's are where the model is."""
-        assert self.output is not None and not isinstance(self.output, VocabularyHead)
-        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
-        if isinstance(self.output, torch.Tensor):
-            return moved
-        return replace(moved, output=self.output.to(torch.device(device)))
+        return self.moved(device).decoded(device)
 
     def moved(self, device: torch.device | str) -> Signals:
         """As `to`, but not decoded yet: see `decoded`."""
-        if not self.is_encoded:
-            return self.to(device)
-        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, output=cast(EncodedLogits, self.output).moved(torch.device(device)))
+        output = self.output
+        assert output is not None and not isinstance(output, VocabularyHead)
+        if isinstance(output, torch.Tensor):
+            output = output.to(device, non_blocking=True)
+        else:
+            output = output.moved(torch.device(device))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True), output)
 
     def decoded(self, device: torch.device | str) -> Signals:
         """After `moved` to the same device; a live model's as they are."""
-        return self.to(device) if self.is_encoded else self
+        if not self.is_encoded:
+            return self
+        return replace(self, output=cast(EncodedLogits, self.output).to(torch.device(device)))
 
     def pin_memory(self) -> Signals:
         """For cached signals: a copy in pinned memory."""
         assert self.output is not None and not isinstance(self.output, VocabularyHead)
-        return replace(self._each(torch.Tensor.pin_memory), output=self.output.pin_memory())
+        return self._each(torch.Tensor.pin_memory, self.output.pin_memory())
 
-    def _each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Signals:
-        """With what `of` makes of each tensor."""
+    def _each(
+        self,
+        of: Callable[[torch.Tensor], torch.Tensor],
+        output: torch.Tensor | TopK | EncodedLogits,
+    ) -> Signals:
+        """With another output, and with what `of` makes of each other tensor."""
         return replace(
             self,
-            output=of(self.output) if isinstance(self.output, torch.Tensor) else self.output,
+            output=output,
             hidden={layer: of(state) for layer, state in self.hidden.items()},
             classes=None if self.classes is None else of(self.classes),
             given=None if self.given is None else of(self.given),
@@ -295,31 +300,33 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on a device, with decoded signals; models that shared a view still do."""
-        return self._each(
-            lambda tensor: tensor.to(device, non_blocking=True), lambda signals: signals.to(device)
-        )
+        return self.moved(device, self.counts).decoded(device)
 
-    def moved(self, device: torch.device | str) -> Batch:
-        """As `to`, but with signals as a cache stores them, until `decoded`: those of all batches
-        of a step would not fit together."""
+    def moved(self, device: torch.device | str, counts: dict[str, torch.Tensor]) -> Batch:
+        """As `to`, with these counts, and with signals as a cache stores them, until `decoded`:
+        those of all batches of a step would not fit together."""
         return self._each(
             lambda tensor: tensor.to(device, non_blocking=True),
             lambda signals: signals.moved(device),
+            counts,
         )
 
     def decoded(self, device: torch.device | str) -> Batch:
         """With decoded signals, after `moved` to the same device."""
+        if not any(signals.is_encoded for signals in self.signals.values()):
+            return self
         signals = {name: signals.decoded(device) for name, signals in self.signals.items()}
         return replace(self, signals=signals)
 
     def pin_memory(self) -> Batch:
         """A copy in pinned memory, from which `to` a GPU does not wait."""
-        return self._each(torch.Tensor.pin_memory, Signals.pin_memory)
+        return self._each(torch.Tensor.pin_memory, Signals.pin_memory, self.counts)
 
     def _each(
         self,
         of: Callable[[torch.Tensor], torch.Tensor],
         of_signals: Callable[[Signals], Signals],
+        counts: dict[str, torch.Tensor],
     ) -> Batch:
         views: dict[int, View] = {}  # shared between models: each once
         for view in self.views.values():
@@ -333,7 +340,7 @@ class Batch:
             row_sets={name: of(rows) for name, rows in self.row_sets.items()},
             signals={name: of_signals(signals) for name, signals in self.signals.items()},
             teacher_ids=None if self.teacher_ids is None else of(self.teacher_ids),
-            counts={name: of(count) for name, count in self.counts.items()},
+            counts={name: of(count) for name, count in counts.items()},
         )
 
 

@@ -208,12 +208,14 @@ class Collator:
         """int32 [N]: tokens of each example, for planning batches: in the student's view, or
         without a student in the longest."""
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
+    def __call__(
+        self, indices: np.ndarray, epoch: int = 0, progress: float = 0.0, *, signals: bool = True
+    ) -> Batch:
         """The batch of examples `indices` (int [B]). Where no row is left, a batch of one dummy
         row that no loss counts, because every rank must run every model in each step. Of no
         examples it has one of a single token: a text might say NaN, and 0 times that is NaN.
 
-        signals: read the teachers' signals, where they are cached.
+        progress: see `Batch`. signals: read the teachers' signals, where they are cached.
         """
         chosen = indices if len(indices) else np.zeros(1, dtype=np.int64)
         examples = self._examples.at(chosen)
@@ -238,6 +240,7 @@ class Collator:
             labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
             row_sets=with_taught(sets, cached),
             epoch=epoch,
+            progress=progress,
             signals=cached,
             teacher_ids=None if ids is None else ids[rows.examples],
         )

@@ -173,9 +173,8 @@ class Engine:
         if not self.bundle.training:  # after `predict`; it visits every module
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
-        moved = [batch.moved(self.world.device) for batch in micro_batches]
         total: dict[str, torch.Tensor] = {}
-        for batch in self._signalled(self._with_counts(moved)):
+        for batch in self._signalled(self._moved(micro_batches)):
             parts = self._forward("step", batch)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
@@ -186,7 +185,8 @@ class Engine:
             with timed("optimizer"):
                 self._engine.step()
             for name, part in parts.items():
-                total[name] = total.get(name, 0.0) + part.detach().float()
+                own = part.detach().float()
+                total[name] = total[name] + own if name in total else own
         if self.was_step_skipped:
             # DeepSpeed's schedule would wait, and end above 0: this one goes by planned steps.
             with warnings.catch_warnings():  # torch's, where the first steps are skipped
@@ -255,8 +255,9 @@ class Engine:
             [found] = self._forward("teachers", [batch.to(self.world.device)])
         return {name: replace(signals, output=None) for name, signals in found.items()}
 
-    def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
-        """Row counts of the whole optimizer step, known before its first backward."""
+    def _moved(self, micro_batches: list[Batch]) -> list[Batch]:
+        """The micro-batches on the device, with the row counts of the whole optimizer step, which
+        are known before its first backward."""
         names = list(micro_batches[0].row_sets)
         numbers = [sum(len(batch.row_sets[name]) for batch in micro_batches) for name in names]
         counts = torch.tensor(numbers, dtype=torch.float32)
@@ -264,7 +265,7 @@ class Engine:
             counts = counts.pin_memory()  # else the copy waits for the device
         counts = self.world.sum(counts.to(self.world.device, non_blocking=True))
         shared = dict(zip(names, counts, strict=True))
-        return [replace(batch, counts=shared) for batch in micro_batches]
+        return [batch.moved(self.world.device, shared) for batch in micro_batches]
 
     # ------------------------------------------------------------------- checkpoints
 

@@ -98,13 +98,13 @@ class Bundle(nn.Module):
     @property
     def every_token(self) -> bool:
         """Whether a term counts the rows of all tokens, which batches then must have."""
-        return any(cast(Term, term).rows == TOKENS for term in self.terms.values())
+        return any(term.rows == TOKENS for term in self._terms().values())
 
     def readers(self) -> dict[nn.Parameter, list[Term]]:
         """Of each weight that is trained, in the order of registration, the terms that read it."""
         assert self.student is not None
         read = {}
-        for term in (cast(Term, term) for term in self.terms.values()):
+        for term in self._terms().values():
             own, student = set(term.parameters()), self.student
             whole = set(student.parameters())
             read[term] = own | (whole if term.reads.logits else read_weights(student, term.reads))
@@ -148,10 +148,9 @@ class Bundle(nn.Module):
         if self.student is None or not self.terms:
             lacking = "terms" if self.student is not None else "a student"
             raise ValueError(f"a bundle without {lacking} has no loss: name models in `predict`")
-        terms = {name: cast(Term, term) for name, term in self.terms.items()}
-        for name, term in terms.items():
+        for name, term in self._terms().items():
             _check_rows(name, term, batch)
-        active = {name: term for name, term in terms.items() if term.is_active(batch.progress)}
+        active = self._active(batch.progress)
         if not active:
             raise ValueError(
                 f"no term is active at progress {batch.progress:g}: their `from` and `until` leave "
@@ -218,7 +217,7 @@ class Bundle(nn.Module):
                     measured[f"{name}.{what}"] = _share(name, term, values, rows)
         parts = {name: parts[name] for name in active}
         loss = torch.stack(list(parts.values())).sum()
-        idle = [cast(Term, term) for name, term in self.terms.items() if name not in active]
+        idle = [term for name, term in self._terms().items() if name not in active]
         if idle or not any(term.reads.logits for term in active.values()):
             # A gradient of 0 for the weights that no active term reads, the head's among them:
             # stage 3 would take that of the step before for one that is not there.
@@ -228,10 +227,16 @@ class Bundle(nn.Module):
                 loss = loss + term.idle(nothing)
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}, **measured}
 
+    def _terms(self) -> Mapping[str, Term]:
+        return cast(Mapping[str, Term], self.terms)
+
+    def _active(self, progress: float) -> dict[str, Term]:
+        """The terms that add to the loss at a point of the phase; see `Batch.progress`."""
+        return {name: term for name, term in self._terms().items() if term.is_active(progress)}
+
     def needs_teachers(self, progress: float) -> bool:
         """Whether a term that is active then needs what teachers predict."""
-        terms = [cast(Term, term) for term in self.terms.values()]
-        return any(term.needs_teachers and term.is_active(progress) for term in terms)
+        return any(term.needs_teachers for term in self._active(progress).values())
 
     def _signals_of(self, name: str, view: View, keys: torch.Tensor, reads: Reads) -> Signals:
         # Without a student to train, a trained student may stand among the models to run.

@@ -172,9 +172,9 @@ class _Training:
         progress = number / self.total_steps
         signals = self.job.bundle.needs_teachers(progress)
         shares = split_batch(batch, self._micro_steps, world.size, world.rank)
-        collated = (self.job.collate(share, epoch, signals=signals) for share in shares)
         micro_batches = [
-            pinned_for(world.device, replace(batch, progress=progress)) for batch in collated
+            pinned_for(world.device, self.job.collate(share, epoch, progress, signals=signals))
+            for share in shares
         ]
         if self.run.profiler is not None:
             self.run.profiler.batches(self.job.key, number, micro_batches)

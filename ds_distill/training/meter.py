@@ -33,8 +33,6 @@ class Meter:
 
     def _reset(self) -> None:
         self._before, self._each = self._each, []
-        self._losses: dict[str, torch.Tensor] = {}
-        self._times: dict[str, int] = {}
         self._examples = self._tokens = self._timed = 0
         self._started = time.perf_counter()
 
@@ -45,9 +43,6 @@ class Meter:
         """
         self._steps += 1
         self._each.append(losses)
-        for name, loss in losses.items():
-            self._losses[name] = self._losses[name] + loss if name in self._losses else loss
-            self._times[name] = self._times.get(name, 0) + 1
         if self._steps == WARM_UP_STEPS:
             self._timers.read()
             self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
@@ -59,12 +54,14 @@ class Meter:
     def read(self, world: World) -> dict[str, float]:
         """Means since the last reading, each over the steps that gave it: the only place that
         waits for the device. Every rank must call this."""
-        names = list(self._losses)
+        shares: dict[str, list[torch.Tensor]] = {}
+        for losses in self._each:
+            for name, loss in losses.items():
+                shares.setdefault(name, []).append(loss)
         stops = torch.tensor(float(stop_requested()), device=world.device)
-        both = world.sum(torch.stack([*self._losses.values(), stops]))
-        totals, self.stop_requested = both[:-1], bool(both[-1] > 0)
-        means = totals / totals.new_tensor([self._times[name] for name in names])
-        values = dict(zip(names, means.tolist(), strict=True))
+        means = [torch.stack(of_each).mean() for of_each in shares.values()]
+        *sums, stopped = world.sum(torch.stack([*means, stops])).tolist()
+        values, self.stop_requested = dict(zip(shares, sums, strict=True)), stopped > 0
         parts = self._timers.read()
         seconds = time.perf_counter() - self._started - sum(parts.get(one, 0.0) for one in BESIDE)
         if self._examples:

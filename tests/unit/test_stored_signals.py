@@ -116,7 +116,7 @@ def test_one_micro_batch_is_decoded_at_a_time(
 @pytest.mark.parametrize("codec", [COMPACT, None])
 def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
     batch = batch_of(3, 0, codec)
-    moved = batch.moved("cpu")
+    moved = batch.moved("cpu", {})
     with pytest.raises(ValueError, match="decode them"):
         _ = moved.signals["t"].logits
     assert len(moved.signals["t"]) == 3
@@ -124,7 +124,7 @@ def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
         moved.decoded("cpu").signals["t"].logits, batch.to("cpu").signals["t"].logits
     )
     decoded = batch.to("cpu")
-    assert decoded.moved("cpu").decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
+    assert decoded.moved("cpu", {}).decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
 
 
 FITTED = CompactCodec(V, 0.01).fit([3 * torch.randn(64, V, generator=torch.manual_seed(0))])

@@ -251,7 +251,7 @@ def test_a_cached_distribution_is_over_the_entries_of_its_codec() -> None:
     teacher = head(8, 1, trained=False).logits()
     student = head(8, 0, trained=True).logits()
     codec = TopKCodec(VOCABULARY, entries=8)
-    top = codec.decode(codec.encode(teacher)).at(torch.arange(ROWS)).to("cpu")
+    top = codec.decode(codec.encode(teacher)).at(torch.arange(ROWS)).moved("cpu")
     wide = torch.cat([student, torch.full((ROWS, 3), 9.0)], dim=1)
     losses = [
         TERMS["kl"](Signals(own), {"t": Signals(top)}, None, batch()) for own in (student, wide)

@@ -57,6 +57,7 @@ RATIOS = (
     ("live", "plain"),
     ("cached", "plain labels"),
     ("cached", "textbrewer"),
+    ("validation", "plain validation"),
 )
 
 
@@ -99,8 +100,8 @@ def take_paths_of_a_gpu(padded: bool) -> None:
     ) -> Any:
         options: dict[str, Any] = {"new_head": False, "attention": None}
         if ours and not padded:
-            config = paths.load_config(str(folder / name))
-            options["attention"] = paths.packed_attention(config)
+            of_deberta = paths.load_config(str(folder / name)).model_type == "deberta-v2"
+            options["attention"] = None if of_deberta else packed.ATTENTION
         if setting.task == "masked-lm":
             return paths.load_model(paths.MASKED_LM, str(folder / name), **options)
         labels = [f"LABEL_{number}" for number in range(paths.CLASSES)]
@@ -152,6 +153,25 @@ def plain(setting: paths.Setting, folder: Path, world: World, labels: bool = Fal
     return paths.run_steps(step, world.device)
 
 
+def validation(
+    setting: paths.Setting, folder: Path, world: World, ours: bool = True
+) -> paths.Runner:
+    """A batch that the student predicts between two epochs; not `ours`: without gradients alone."""
+    student = paths.model_of(setting, folder, "student", world, ours=ours)
+    if ours:
+        bundle = paths.Bundle(student, paths.load_teachers(setting, folder, world))
+        settings = setting.deepspeed, world, paths.optimizer_settings(setting)
+        engine = paths.Engine(bundle, *settings)
+
+    @torch.no_grad()
+    def predict(batch: Batch) -> torch.Tensor:
+        if ours:
+            return engine.predict(batch, ["student"])["student"].logits.sum()
+        return _logits(student.eval(), batch, "student").sum()
+
+    return paths.run_steps(predict, world.device)
+
+
 def brewed(setting: paths.Setting, folder: Path, world: World) -> paths.Runner:
     from textbrewer_rival import text_brewer  # it takes names of `paths` as they are by then
 
@@ -165,6 +185,8 @@ WAYS: dict[str, tuple[Callable[[Any, Path, World], paths.Runner], str, int]] = {
     "textbrewer": (brewed, "textbrewer", 1),
     "plain": (plain, "textbrewer", 0),
     "plain labels": (partial(plain, labels=True), "labels", 0),
+    "validation": (validation, "textbrewer", 0),
+    "plain validation": (partial(validation, ours=False), "textbrewer", 0),
 }
 """How a way is made, whose batches it reads, and how many steps of a block do not count."""
 
