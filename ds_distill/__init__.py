@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CrossEntropy,
         HiddenMSE,
         LogitMSE,
+        Seen,
         Term,
     )
     from ds_distill.models.bundle import Bundle
@@ -54,6 +55,7 @@ __all__ = [
     "PaddedView",
     "Recipe",
     "Router",
+    "Seen",
     "Signals",
     "Target",
     "Term",
@@ -85,6 +87,7 @@ _MODULES = {
     "PaddedView": "views",
     "Recipe": "recipe",
     "Router": "routing",
+    "Seen": "losses",
     "Signals": "types",
     "Target": "routing",
     "Term": "losses",

@@ -207,7 +207,7 @@ class Batch:
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown. Where an example has any number of L
     labels, int64 [n, L]: of each label whether it has it; losses on logits then see n * L rows of
-    two classes (`ds_distill.losses.binary`). Where labels are numbers, float32 [n]; NaN where
+    two classes (`Seen.by_label`). Where labels are numbers, float32 [n]; NaN where
     unknown."""
     row_sets: dict[str, torch.Tensor]
     """Named sets of rows that losses count: int64 [k], ascending indices into the n rows. `all`

@@ -15,6 +15,7 @@ from ds_distill.losses.logits import (
     LogitMSE,
     TeacherCrossEntropy,
 )
+from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import Term, TermInputs
 from ds_distill.recipe.terms import TERMS, TermSettings
 
@@ -30,6 +31,7 @@ __all__ = [
     "HiddenMSE",
     "LogitMSE",
     "RelationKL",
+    "Seen",
     "TeacherCrossEntropy",
     "Term",
     "TermInputs",

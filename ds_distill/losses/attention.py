@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ds_distill.losses.hidden import LayeredTerm
+from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import DEFAULTS, TermInputs
 from ds_distill.reads import TOKENS, AttentionInputs, Reads
 from ds_distill.recipe.terms import (
@@ -19,8 +20,6 @@ from ds_distill.recipe.terms import (
     AttentionSettings,
     RelationKLLoss,
 )
-from ds_distill.routing import Target
-from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 from ds_kernels import attention_kl, relation_kl
 
@@ -58,16 +57,10 @@ class AttentionTerm(LayeredTerm):
     def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
         """The loss of each token: float32 [B, S], anything at padding."""
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        if len(teachers) != 1:
-            raise ValueError(f"a term on attention takes one teacher, and here are {len(teachers)}")
-        [(name, taught)] = teachers.items()
+    def forward(self, seen: Seen) -> torch.Tensor:
+        if (count := len(seen.teachers)) != 1:
+            raise ValueError(f"a term on attention takes one teacher, and here are {count}")
+        [(name, taught)] = seen.teachers.items()
         losses = []
         for own, other in self.pairs[""]:
             if other not in taught.attention:
@@ -75,10 +68,11 @@ class AttentionTerm(LayeredTerm):
                     f"a term on attention reads layer {other} of teacher {name!r}, and the batch "
                     "has none: no cache holds it; give the bundle the teacher"
                 )
-            losses.append(self.of_pair(*_aligned(student.attention[own], taught.attention[other])))
-        view = batch.views["student"]
+            both = _aligned(seen.student.attention[own], taught.attention[other])
+            losses.append(self.of_pair(*both))
+        view = seen.batch.views["student"]
         assert isinstance(view, PaddedView) and view.positions is not None
-        position = view.positions[batch.row_sets[self.rows]]
+        position = view.positions[seen.batch.row_sets[self.rows]]
         total = torch.stack(losses).sum(dim=0)
         return self.tolerated(self.weight * total[position // view.length, position % view.length])
 

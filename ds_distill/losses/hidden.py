@@ -10,12 +10,12 @@ import xxhash
 from torch import nn
 
 from ds_distill.losses.named_modules import NamedModules
+from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.recipe.terms import LayeredTerm as LayeredSettings
-from ds_distill.routing import Target
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Signals
 from ds_kernels import masked_cosine
 
 Pairs = Sequence[tuple[int, int]]
@@ -110,15 +110,10 @@ class HiddenMSE(LayeredTerm):
             inputs.teacher_depths,
         )
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        total = torch.zeros(len(student), device=batch.labels.device)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        seen = seen.at(self.rows)
+        student, teachers = seen.student, seen.teachers
+        total = torch.zeros(len(student), device=seen.batch.labels.device)
         for name, pairs in self.pairs.items():
             if name not in teachers:
                 raise ValueError(f"hidden_mse projects to teacher {name!r}, which the batch lacks")
@@ -170,16 +165,10 @@ class Cosine(LayeredTerm):
     def teacher_reads(self, teacher: str) -> Reads:
         return super().teacher_reads("")
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        states = [self.student_state(student, "", pair) for pair in self.pairs[""]]
-        wanted = [_lone_state("cosine", teachers, other) for _, other in self.pairs[""]]
+    def forward(self, seen: Seen) -> torch.Tensor:
+        seen = seen.at(self.rows)
+        states = [self.student_state(seen.student, "", pair) for pair in self.pairs[""]]
+        wanted = [_lone_state("cosine", seen.teachers, other) for _, other in self.pairs[""]]
         losses = masked_cosine(states, wanted, weight=self.weight, reduction="none")
         return self.tolerated(losses.sum(dim=0))
 
@@ -225,34 +214,24 @@ class ActivationBoundary(Term):
         [width] = inputs.teacher_widths.values()
         return cls(settings, inputs.student_width, width, inputs.seed)
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        state, above = self._sides(student, teachers, batch)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        state, above = self._sides(seen)
         distance = self._margin - torch.where(above, state, -state)
         return self.tolerated(self.weight * distance.relu().square().sum(dim=-1))
 
-    def measures(
-        self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
-    ) -> dict[str, torch.Tensor]:
+    def measures(self, seen: Seen) -> dict[str, torch.Tensor]:
         """`other_sign`: the share of neurons on the other side of 0 than the teacher's (equation 4
         counts them)."""
-        state, above = self._sides(student, teachers, batch)
+        state, above = self._sides(seen)
         return {"other_sign": ((state > 0) != above).float().mean(dim=-1)}
 
-    def _sides(
-        self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sides(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
         """The student's state, float32 [k, H], and where the teacher's is above 0, bool [k, H]."""
-        student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        state = _lone_state("activation_boundary", teachers, -1).float()
+        seen = seen.at(self.rows)
+        state = _lone_state("activation_boundary", seen.teachers, -1).float()
         if self.map is not None:
             state = nn.functional.linear(state, self.map.float())
-        return student.hidden[-1].float(), state > 0
+        return seen.student.hidden[-1].float(), state > 0
 
 
 def _lone_state(term: str, teachers: Mapping[str, Signals], layer: int) -> torch.Tensor:

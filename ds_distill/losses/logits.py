@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.distributions import VocabularyHead
+from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import (
@@ -20,8 +21,6 @@ from ds_distill.recipe.terms import (
     MSELoss,
     TeacherCrossEntropyLoss,
 )
-from ds_distill.routing import Target
-from ds_distill.types import Batch, Signals
 from ds_kernels import (
     linear_cross_entropy,
     linear_kl,
@@ -62,15 +61,9 @@ class CrossEntropy(Term):
     def build(cls, settings: CrossEntropyLoss, inputs: TermInputs) -> CrossEntropy:
         return cls(settings, inputs.labels, inputs.class_counts)
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        rows = batch.row_sets[self.rows]
-        student, labels = student.at(rows), batch.labels[rows]
+    def forward(self, seen: Seen) -> torch.Tensor:
+        rows = seen.batch.row_sets[self.rows]
+        student, labels = seen.student.at(rows), seen.batch.labels[rows]
         if labels.is_floating_point():
             raise ValueError("cross_entropy needs class ids, and these labels are numbers: use mse")
         if self._class_weights is not None and self._class_weights.device != labels.device:
@@ -79,7 +72,7 @@ class CrossEntropy(Term):
         if (
             head is not None
             and is_large(len(student), head.entries, head.features.device.type)
-            and _no_logits(teachers, target)
+            and _no_logits(seen)
         ):
             losses = _of_head(head, labels, weights)
         else:
@@ -99,11 +92,11 @@ def is_large(rows: int, vocabulary: int, device: str) -> bool:
     return rows > max(1, LOGIT_BYTES.get(device, LOGIT_BYTES["cpu"]) // (4 * vocabulary))
 
 
-def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
+def _no_logits(seen: Seen) -> bool:
     """Whether no term against the teachers makes the student's logits, which one on labels then
     shares: as `_vocabulary_heads` has it."""
-    return target is None and all(
-        teacher.output is None or teacher.head is not None for teacher in teachers.values()
+    return seen.target is None and all(
+        teacher.output is None or teacher.head is not None for teacher in seen.teachers.values()
     )
 
 
@@ -150,15 +143,9 @@ class MSE(Term):
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__(MSELoss.model_validate(settings))
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        rows = batch.row_sets[self.rows]
-        numbers, labels = student.at(rows).logits.float(), batch.labels[rows]
+    def forward(self, seen: Seen) -> torch.Tensor:
+        rows = seen.batch.row_sets[self.rows]
+        numbers, labels = seen.student.at(rows).logits.float(), seen.batch.labels[rows]
         if numbers.shape[1] != 1 or not labels.is_floating_point():
             raise ValueError(
                 "mse needs a student with one output and labels that are numbers (float); here are "
@@ -182,17 +169,10 @@ class TeacherCrossEntropy(Term):
     def teacher_reads(self, teacher: str) -> Reads:
         return Reads()
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        rows = batch.row_sets[self.rows]
-        labels = batch.labels[rows]
+    def forward(self, seen: Seen) -> torch.Tensor:
+        labels = seen.batch.labels[seen.batch.row_sets[self.rows]]
         losses, known = [], []
-        for teacher in (signals.at(rows) for signals in teachers.values()):
+        for teacher in seen.at(self.rows).teachers.values():
             if teacher.classes is None:
                 columns, knows = labels, labels >= 0
             else:
@@ -219,14 +199,8 @@ class KL(Term):
         self._settings = KLLoss.model_validate(settings)
         super().__init__(self._settings)
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        student, teachers, target = self.at_rows(student, teachers, target, batch)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        seen = seen.at(self.rows)
         options: dict[str, Any] = {
             "temperature": self._settings.temperature,
             "weight": self._settings.weight,
@@ -234,19 +208,19 @@ class KL(Term):
         }
         divergence = self._settings.divergence
         if divergence == "kl":
-            heads = _vocabulary_heads(student, teachers, target)
+            heads = _vocabulary_heads(seen)
             if heads is not None:
                 return self.tolerated(_linear(linear_kl, *heads, options))
-            top = only_teacher(teachers).top if target is None else None
+            top = only_teacher(seen.teachers).top if seen.target is None else None
             if top is not None:
-                taught = (top.log_probs, top.ids, top.tail_log_prob)
-                return self.tolerated(topk_kl(student.logits[:, : top.entries], *taught, **options))
+                own, taught = seen.student.logits, (top.log_probs, top.ids, top.tail_log_prob)
+                return self.tolerated(topk_kl(own[:, : top.entries], *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own = own[..., : wanted.shape[-1]]  # a student may know more tokens
             return _DIVERGENCES[divergence](own, wanted, **options)
 
-        return self.tolerated(target_loss(loss, student.logits, teachers, target))
+        return self.tolerated(target_loss(loss, seen))
 
 
 _DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
@@ -257,14 +231,12 @@ _DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _vocabulary_heads(
-    student: Signals, teachers: Mapping[str, Signals], target: Target | None
-) -> tuple[VocabularyHead, VocabularyHead] | None:
+def _vocabulary_heads(seen: Seen) -> tuple[VocabularyHead, VocabularyHead] | None:
     """Heads of the student and of the only teacher, where a loss can be taken on them."""
-    if target is not None or student.head is None:
+    if seen.target is not None or seen.student.head is None:
         return None
-    teacher = only_teacher(teachers)
-    return None if teacher.head is None else (student.head, teacher.head)
+    teacher = only_teacher(seen.teachers)
+    return None if teacher.head is None else (seen.student.head, teacher.head)
 
 
 def _linear(
@@ -297,24 +269,18 @@ class LogitMSE(Term):
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__(LogitMSELoss.model_validate(settings))
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        student, teachers, target = self.at_rows(student, teachers, target, batch)
-        heads = _vocabulary_heads(student, teachers, target)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        seen = seen.at(self.rows)
+        heads = _vocabulary_heads(seen)
         if heads is not None:
             options = {"weight": self.weight / heads[1].entries, "reduction": "none"}
             return self.tolerated(_linear(linear_mse, *heads, options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own = own[..., : wanted.shape[-1]]
-            return self.weight * (own - wanted.float()).square().mean(dim=-1)
+            return self.weight * (own.float() - wanted.float()).square().mean(dim=-1)
 
-        return self.tolerated(target_loss(loss, student.logits.float(), teachers, target))
+        return self.tolerated(target_loss(loss, seen))
 
 
 class ConfidencePenalty(Term):
@@ -327,13 +293,7 @@ class ConfidencePenalty(Term):
         """settings: as a recipe has them, e.g. {"weight": 0.3}."""
         super().__init__(ConfidencePenaltyLoss.model_validate(settings))
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        logits = student.at(batch.row_sets[self.rows]).logits
+    def forward(self, seen: Seen) -> torch.Tensor:
+        logits = seen.student.at(seen.batch.row_sets[self.rows]).logits
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         return self.weight * (log_probs.exp() * log_probs).sum(dim=-1)

@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
+from ds_distill.losses.seen import Seen
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe.terms import DistillationTerm, RowTerm, TermSettings
-from ds_distill.routing import Target
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Signals
 
 DEFAULTS: Mapping[str, Any] = {}
 """Settings of which none is given."""
@@ -99,22 +99,13 @@ class Term(nn.Module, ABC):
         return cls(settings)
 
     @abstractmethod
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
+    def forward(self, seen: Seen) -> torch.Tensor:
         """Losses of the k rows of the term's row set, weight included: float32 [k].
 
-        student, teachers, target: of all n rows; `at_rows` takes those of the row set, which may be
-            empty.
+        seen: of all n rows; `seen.at(self.rows)` is of those of the row set, which may be empty.
         """
 
-    def measures(
-        self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
-    ) -> dict[str, torch.Tensor]:
+    def measures(self, seen: Seen) -> dict[str, torch.Tensor]:
         """Numbers of the k rows of the term's row set that are logged as means beside the losses,
         without gradients: float32 [k] by name."""
         return {}
@@ -130,34 +121,20 @@ class Term(nn.Module, ABC):
             raise NotImplementedError(f"{type(self).__name__} has weights to train and no `idle`")
         return student.logits.sum()
 
-    def at_rows(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> tuple[Signals, dict[str, Signals], Target | None]:
-        """What the term reads, at the k rows of its row set alone."""
-        rows = batch.row_sets[self.rows]
-        of_teachers = {name: signals.at(rows) for name, signals in teachers.items()}
-        return student.at(rows), of_teachers, None if target is None else target.at(rows)
-
 
 def target_loss(
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    student: torch.Tensor,
-    teachers: Mapping[str, Signals],
-    target: Target | None,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], seen: Seen
 ) -> torch.Tensor:
-    """A logit loss against the routed target, [k].
+    """A logit loss against the routed target, [k]. Against a partial teacher it is over its K
+    classes alone: of the student's logits those are taken, so that a softmax of them is normalised
+    over these classes, and no other class moves it.
 
     loss: (student's logits, target's logits), [k, C] each -> loss per row [k]. Where the policy
         mixes losses instead of targets, the sum over teachers of weight * loss against that
         teacher. Without a router there is one teacher.
-    student: logits [k, C]. Against a partial teacher the loss is over its K classes alone: of the
-        student's logits those are taken, so that a softmax of them is normalised over these
-        classes, and no other class moves it.
+    seen: of k rows.
     """
+    student, teachers, target = seen.student.logits, seen.teachers, seen.target
     if target is not None and target.logits is not None:
         return loss(student, target.logits)
 

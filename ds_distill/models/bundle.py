@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ds_distill.losses import Term
-from ds_distill.losses.binary import rows_of_labels
+from ds_distill.losses import Seen, Term
 from ds_distill.losses.named_modules import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap
 from ds_distill.process.timers import timed
 from ds_distill.reads import TAUGHT, TOKENS, Reads
-from ds_distill.routing import Router, Target
+from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals
 from ds_distill.views import View, join
 
@@ -165,7 +164,7 @@ class Bundle(nn.Module):
         with timed("student"):
             student = read_signals(self.student, view_of("student", batch), self._reads)
         with timed("loss"):
-            return self._loss(active, student, teachers, target, batch)
+            return self._loss(active, Seen(student, batch, teachers, target))
 
     def _signals_of_each(self, batches: list[Batch]) -> list[dict[str, Signals]]:
         found: list[dict[str, Signals]] = [{} for _ in batches]
@@ -191,37 +190,28 @@ class Bundle(nn.Module):
                 signals[name] = here
         return found
 
-    def _loss(
-        self,
-        active: Mapping[str, Term],
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> dict[str, torch.Tensor]:
+    def _loss(self, active: Mapping[str, Term], seen: Seen) -> dict[str, torch.Tensor]:
         """The sum of the active terms, their shares and what they measure; see `forward`."""
         parts, measured = {}, {}
         # Backward passes run in the opposite order. Those over a teacher's head and the student's
         # need most memory, and come before there are gradients of others; that of labels adds to
         # their gradient of the student's head.
         for name, term in sorted(active.items(), key=_position):
-            of_examples = student, teachers, target, _counted_by(term, batch)
-            own, others, its_target, rows = of_examples
-            if batch.labels.ndim > 1 and term.label_rows is not None:
+            own = replace(seen, batch=_counted_by(term, seen.batch))
+            if seen.batch.labels.ndim > 1 and term.label_rows is not None:
                 # Each label is a row of a loss on logits; states have one row for each example.
-                two = term.label_rows == "two classes"
-                own, others, its_target, rows = rows_of_labels(*of_examples, two)
-            parts[name] = _share(name, term, term(own, others, its_target, rows), rows)
+                own = own.by_label(term.label_rows == "two classes")
+            parts[name] = _share(name, term, term(own), own.batch)
             with torch.no_grad():
-                for what, values in term.measures(own, others, rows).items():
-                    measured[f"{name}.{what}"] = _share(name, term, values, rows)
+                for what, values in term.measures(own).items():
+                    measured[f"{name}.{what}"] = _share(name, term, values, own.batch)
         parts = {name: parts[name] for name in active}
         loss = torch.stack(list(parts.values())).sum()
         idle = [term for name, term in self._terms().items() if name not in active]
         if idle or not any(term.reads.logits for term in active.values()):
             # A gradient of 0 for the weights that no active term reads, the head's among them:
             # stage 3 would take that of the step before for one that is not there.
-            nothing = student.at(batch.row_sets["all"][:0])
+            nothing = seen.student.at(seen.batch.row_sets["all"][:0])
             loss = loss + nothing.logits.sum()
             for term in idle:
                 loss = loss + term.idle(nothing)

@@ -12,7 +12,7 @@ from passes import allocated_peak
 from transformers import BertConfig, BertForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
-from ds_distill.losses import TermInputs, attention, build_terms
+from ds_distill.losses import Seen, TermInputs, attention, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
 from ds_distill.reads import TOKENS, AttentionInputs, Reads
@@ -117,7 +117,7 @@ def test_the_equation_and_its_gradients(name: str, settings: dict[str, Any], lon
         for part in read:
             getattr(of, part).requires_grad_()
     rows = term(
-        Signals(None, attention=own), {"t": Signals(None, attention=taught)}, None, every_token()
+        Seen(Signals(None, attention=own), every_token(), {"t": Signals(None, attention=taught)})
     )
     exact = {
         layer: replace(of, **{p: getattr(of, p).detach().double().requires_grad_() for p in read})
@@ -185,7 +185,7 @@ def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:
 
         def loss(other: AttentionInputs, term: Any = term) -> torch.Tensor:
             taught = {"t": Signals(None, attention={-1: other})}
-            return term(Signals(None, attention={-1: same}), taught, None, every_token())
+            return term(Seen(Signals(None, attention={-1: same}), every_token(), taught))
 
         assert loss(same).abs().max() < 1e-5
         with pytest.raises(ValueError, match="heads"):
@@ -213,9 +213,9 @@ def test_textbrewers_losses() -> None:
     )
     losses = losses_of({"attention_mse": {}, "cosine": {"rows": "tokens"}})
     terms = build_terms(losses, TermInputs(32, {"t": 32}))
-    found = terms["attention_mse"](student, {"t": teacher}, None, batch).mean()
+    found = terms["attention_mse"](Seen(student, batch, {"t": teacher})).mean()
     torch.testing.assert_close(found, att_mse_loss(*scores, mask=whole.float()))
-    found = terms["cosine"](student, {"t": teacher}, None, batch).mean()
+    found = terms["cosine"](Seen(student, batch, {"t": teacher})).mean()
     torch.testing.assert_close(found, cos_loss(*states, mask=whole.float()))
 
 

@@ -35,7 +35,7 @@ from ds_distill.evaluation.answers import (
 )
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.keys import content_keys
-from ds_distill.losses import KL, CrossEntropy
+from ds_distill.losses import KL, CrossEntropy, Seen
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packing import packed_attention
 from ds_distill.planning.caches import example_bytes
@@ -409,7 +409,7 @@ def test_losses_do_not_depend_on_padding(term: Any) -> None:
         view = PaddedView(ids, torch.ones_like(ids), candidates=candidates.expand(2, -1))
         batch = Batch.from_views({"student": view}, torch.tensor([0, 1, 2, 3]))
         teachers = {"teacher": Signals(wide["teacher"].detach())}
-        loss = term(Signals(wide["student"]), teachers, None, batch)
+        loss = term(Seen(Signals(wide["student"]), batch, teachers))
         loss.sum().backward()
         gradient = wide["student"].grad
         assert gradient is not None and (gradient[:, 6:] == 0).all()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ds_distill.distributions import VocabularyHead
-from ds_distill.losses import KL, Cosine, CrossEntropy, Term
+from ds_distill.losses import KL, Cosine, CrossEntropy, Seen, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.models.bundle import Bundle
 from ds_distill.types import Batch, Signals
@@ -35,7 +35,7 @@ def peak(terms: dict[str, Term], labelled: int) -> int:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiled:
-        bundle._loss(terms, student, teachers, None, batch)["loss"].backward()
+        bundle._loss(terms, Seen(student, batch, teachers))["loss"].backward()
     events = profiled.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     alive = most = 0

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import HiddenMSELoss, losses_of
@@ -68,7 +68,7 @@ def test_hidden_mse_sums_teachers_and_pairs(layers: Any, pairs: Any, dummy: Any)
     }
     signals = {name: Signals(randn(ROWS, CLASSES), found) for name, found in taught.items()}
     batch = make_batch(dummy=dummy)
-    rows = term(Signals(randn(ROWS, CLASSES), own), signals, None, batch)
+    rows = term(Seen(Signals(randn(ROWS, CLASSES), own), batch, signals))
     exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
     weights = {n: p.weight.detach().double().requires_grad_() for n, p in term.projections.items()}
     assert len(weights) == len(widths) * len(pairs)
@@ -104,7 +104,7 @@ def test_without_a_map_states_are_compared_as_they_are(layers: Any, pairs: Any) 
     own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
     taught = states([j for _, j in pairs], 5, 50)
     batch = make_batch(dummy=[2])
-    rows = term(Signals(randn(ROWS, 2), own), {"t": Signals(randn(ROWS, 2), taught)}, None, batch)
+    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
     exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
     wanted = [
         0.7
@@ -131,7 +131,7 @@ def test_twice_the_cosine_is_patient_kds_loss(layers: Any, pairs: Any) -> None:
     own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
     taught = states([j for _, j in pairs], 5, 50)
     batch = make_batch(dummy=[2])
-    rows = term(Signals(randn(ROWS, 2), own), {"t": Signals(randn(ROWS, 2), taught)}, None, batch)
+    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
     exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
     wanted = []
     for row in batch.row_sets["all"].tolist():
@@ -160,7 +160,7 @@ def test_the_cosine_to_a_wider_teacher_is_that_of_a_trained_image(
     own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
     taught = states([j for _, j in pairs], 7, 50)
     batch = make_batch(dummy=dummy)
-    rows = term(Signals(randn(ROWS, 2), own), {"t": Signals(randn(ROWS, 2), taught)}, None, batch)
+    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
     exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
     weights = [p.weight.detach().double().requires_grad_() for p in term.projections.values()]
     assert len(weights) == len(pairs)
@@ -222,7 +222,7 @@ def test_divergences_with_a_tolerance(name: str, open_: bool, on: str) -> None:
     hinge = {"tolerance": tolerance, "tolerance_on": on}
     given_logits = student.clone().requires_grad_()
     taught = {"t": Signals(teacher)}
-    rows = made("kl", {**section, **hinge}, {"t": 5})(Signals(given_logits), taught, None, batch)
+    rows = made("kl", {**section, **hinge}, {"t": 5})(Seen(Signals(given_logits), batch, taught))
     assert rows.shape == counted.shape
     close(rows.sum(), wanted)
     rows.sum().backward()
@@ -237,11 +237,11 @@ def test_every_distillation_term_has_a_tolerance(name: str, on: str) -> None:
     student = Signals(randn(ROWS, CLASSES), {-1: randn(ROWS, 5)})
     teacher = {"t": Signals(randn(ROWS, CLASSES, seed=1), {-1: randn(ROWS, 5, seed=2)})}
     batch = make_batch()
-    plain = made(name, {"weight": 0.7}, {"t": 5})(student, teacher, None, batch)
+    plain = made(name, {"weight": 0.7}, {"t": 5})(Seen(student, batch, teacher))
     middle = plain.mean().item()
     for tolerance in (0.9 * middle, 1.1 * middle):
         term = made(name, {"weight": 0.7, "tolerance": tolerance, "tolerance_on": on}, {"t": 5})
-        rows = term(student, teacher, None, batch)
+        rows = term(Seen(student, batch, teacher))
         if on == "row":
             wanted = sum(max(loss - tolerance, 0.0) for loss in plain.tolist())
         else:

@@ -28,6 +28,7 @@ from ds_distill import (
     PackedView,
     PaddedView,
     Router,
+    Seen,
     Signals,
     Term,
     UserError,
@@ -237,14 +238,13 @@ class Shortest(Term):
 
     rows = "short"
 
-    def forward(self, student: Signals, *others: Any) -> torch.Tensor:
-        student, *_ = self.at_rows(student, *others)
-        return student.logits.square().mean(dim=1)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        return seen.at(self.rows).student.logits.square().mean(dim=1)
 
 
 class AllRows(Shortest):
-    def forward(self, student: Signals, *others: Any) -> torch.Tensor:
-        return student.logits.square().mean(dim=1)
+    def forward(self, seen: Seen) -> torch.Tensor:
+        return seen.student.logits.square().mean(dim=1)
 
 
 def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> None:

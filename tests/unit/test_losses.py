@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from ds_distill.distributions import TopK
-from ds_distill.losses import CrossEntropy, Term, TermInputs, build_terms
+from ds_distill.losses import CrossEntropy, Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.reads import Reads
@@ -55,7 +55,7 @@ def divergence(teacher, student, temperature):
 def check_term(term, wanted, student, teachers, target, batch):
     """Values and student gradients, rows weighted unlike."""
     given = student.clone().requires_grad_()
-    rows = term(Signals(given), teachers, target, batch)
+    rows = term(Seen(Signals(given), batch, teachers, target=target))
     counted = batch.row_sets[term.rows]
     assert rows.shape == counted.shape and rows.dtype == torch.float32
     upstream = torch.linspace(0.5, 2, len(rows))
@@ -140,7 +140,7 @@ def test_class_weights_have_mean_one_over_the_training_examples(labels, named, s
         return -0.5 * own * torch.log_softmax(z, dim=-1)[torch.arange(len(labels)), labels]
 
     check_term(term, wanted, student, {}, None, batch)
-    alike = term(Signals(torch.zeros(len(labels), CLASSES)), {}, None, batch)
+    alike = term(Seen(Signals(torch.zeros(len(labels), CLASSES)), batch))
     assert alike.mean().item() == pytest.approx(0.5 * math.log(CLASSES), rel=1e-5)
     if named == "balanced":  # each class that occurs has the same part of the loss
         sums = torch.zeros(CLASSES).index_add(0, torch.tensor(labels), alike)
@@ -196,7 +196,7 @@ def test_hidden_mse_projects_the_student_to_each_teacher():
     hidden = randn(ROWS, 5).requires_grad_()
     targets = {name: randn(ROWS, width, seed=width) for name, width in widths.items()}
     teachers = {n: Signals(randn(ROWS, CLASSES), {-1: target}) for n, target in targets.items()}
-    rows = term(Signals(randn(ROWS, CLASSES), {-1: hidden}), teachers, None, make_batch())
+    rows = term(Seen(Signals(randn(ROWS, CLASSES), {-1: hidden}), make_batch(), teachers))
     exact = hidden.detach().double().requires_grad_()
     maps = {n: p.weight.detach().double().requires_grad_() for n, p in term.projections.items()}
     wanted = 0.7 * sum(
@@ -224,7 +224,7 @@ def test_teacher_cross_entropy_is_the_mean_over_teachers_without_a_gradient(part
     student = randn(ROWS, CLASSES).requires_grad_()
     batch = make_batch(dummy=(3,))
     found = term_of("teacher_cross_entropy", {"weight": 0.5})(
-        Signals(student), teachers, None, batch
+        Seen(Signals(student), batch, teachers)
     )
     wanted = []
     for row in (0, 1, 5):  # the labelled ones that count
@@ -253,7 +253,7 @@ def test_confidence_penalty_is_the_negative_entropy():
 def test_the_confidence_penalty_is_least_where_nothing_is_known(seed, classes, shift):
     term, logits = term_of("confidence_penalty", {}), 5 * randn(ROWS, classes, seed=seed)
     rows, shifted, even = (
-        term(Signals(z), {}, None, make_batch())
+        term(Seen(Signals(z), make_batch()))
         for z in (logits, logits + shift, torch.zeros(ROWS, classes))
     )
     torch.testing.assert_close(shifted, rows, rtol=1e-4, atol=1e-4)
@@ -265,7 +265,7 @@ def check_states(term, wanted, student, teacher, batch):
     """Values and gradients of the student's states; teacher: of another dtype, as in a cache."""
     given_state = student.clone().requires_grad_()
     signals = {"t": Signals(randn(ROWS, CLASSES), {-1: teacher})}
-    rows = term(Signals(randn(ROWS, CLASSES), {-1: given_state}), signals, None, batch)
+    rows = term(Seen(Signals(randn(ROWS, CLASSES), {-1: given_state}), batch, signals))
     counted = batch.row_sets[term.rows]
     assert rows.shape == counted.shape and rows.dtype == torch.float32
     exact = student.double().requires_grad_()
@@ -347,9 +347,9 @@ def test_neurons_on_the_other_side(seed, margin):
     counted = batch.row_sets["all"]
 
     def both(state):
-        one = Signals(randn(ROWS, CLASSES), {-1: state})
-        teachers = {"t": Signals(randn(ROWS, CLASSES), {-1: teacher})}
-        return term(one, teachers, None, batch), term.measures(one, teachers, batch)["other_sign"]
+        one, other = (Signals(randn(ROWS, CLASSES), {-1: of}) for of in (state, teacher))
+        seen = Seen(one, batch, {"t": other})
+        return term(seen), term.measures(seen)["other_sign"]
 
     _, share = both(student)
     count = [
@@ -378,7 +378,7 @@ def test_a_bf16_student_meets_the_whole_target():
     # A target rounded to bf16 would be off by up to 0.4% of each logit.
     teacher, student = 20 * randn(ROWS, 50), (20 * randn(ROWS, 50)).bfloat16()
     target = Target(teacher, torch.ones(1, ROWS))
-    rows = term_of("kl", {})(Signals(student), {}, target, make_batch())
+    rows = term_of("kl", {})(Seen(Signals(student), make_batch(), {}, target=target))
     torch.testing.assert_close(
         rows.double(), divergence(teacher, student, 1.0), rtol=1e-4, atol=1e-5
     )
@@ -578,9 +578,10 @@ class Unlike(Term):
     def teacher_reads(self, teacher):
         return Reads({"deep": {4}, "shallow": {0, 2}}[teacher], logits=False)
 
-    def forward(self, student, teachers, target, batch):
-        self.seen = {name: set(s.hidden) for name, s in {"student": student, **teachers}.items()}
-        return student.at(batch.row_sets[self.rows]).hidden[1].float().square().sum(dim=-1)
+    def forward(self, seen):
+        models = {"student": seen.student, **seen.teachers}
+        self.seen = {name: set(signals.hidden) for name, signals in models.items()}
+        return seen.at(self.rows).student.hidden[1].float().square().sum(dim=-1)
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(2, dtype=torch.int64), torch.ones(2, 3).long()])
@@ -622,4 +623,4 @@ def test_states_that_were_not_cached_are_named(layer, which):
     states = dict.fromkeys((-1, 0, 1, 2), randn(ROWS, 4))
     student, teacher = (Signals(randn(ROWS, 4), hidden) for hidden in (states, {0: states[0]}))
     with pytest.raises(ValueError, match=which):
-        term(student, {"t": teacher}, None, make_batch())
+        term(Seen(student, make_batch(), {"t": teacher}))

@@ -21,8 +21,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.errors import UserError
-from ds_distill.losses import TermInputs, build_terms
-from ds_distill.losses.binary import rows_of_labels
+from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.recipe.policies import POLICIES
 from ds_distill.recipe.tasks import Data, MultiLabel
@@ -133,10 +132,8 @@ def test_logit_mse_is_the_mean_over_labels() -> None:
     several = Signals(torch.tensor([[0.0, 2.0]] * 3)), Signals(torch.tensor([[1.0, 0.0]] * 3))
     weights = torch.tensor([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])
     own = Signals(torch.tensor([[1.0, 2.0]] * 3))
-    given = rows_of_labels(
-        own, dict(zip("ab", several, strict=True)), Target(None, weights), batch, two=False
-    )
-    assert terms["logit_mse"](*given).tolist() == [1.0, 4.0] * 3
+    seen = Seen(own, batch, dict(zip("ab", several, strict=True)), target=Target(None, weights))
+    assert terms["logit_mse"](seen.by_label(two=False)).tolist() == [1.0, 4.0] * 3
 
 
 @pytest.mark.parametrize("of_states", ["hidden_mse", "cosine", "activation_boundary"])
@@ -187,13 +184,11 @@ def test_losses_are_those_of_sigmoids(seed: int, n: int, many: int, temperature:
     teacher = torch.from_numpy(draw.normal(0, 3, (n, many))).float()
     losses = losses_of({"cross_entropy": {}, "kl": {"temperature": temperature}})
     terms = build_terms(losses, TermInputs(4, {"t": 4}))
-    own, others, target, rows = rows_of_labels(
-        Signals(student), {"t": Signals(teacher)}, None, batch
-    )
-    found = {name: term(own, others, target, rows).sum() for name, term in terms.items()}
+    seen = Seen(Signals(student), batch, {"t": Signals(teacher)}).by_label()
+    found = {name: term(seen).sum() for name, term in terms.items()}
     exact = student.detach().double().requires_grad_()
     known = batch.row_sets["labelled"]
-    assert rows.counts["labelled"] == len(known) * many and rows.counts["all"] == n * many
+    assert seen.batch.counts == {"labelled": len(known) * many, "all": n * many}
     p, q = torch.sigmoid(teacher.double() / temperature), torch.sigmoid(exact / temperature)
     kl = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum() * temperature**2
     ce = F.binary_cross_entropy_with_logits(
@@ -211,7 +206,7 @@ def test_an_unlabelled_row_is_in_no_row_of_two() -> None:
     batch.labels[1] = -100
     batch.row_sets["labelled"] = torch.tensor([0, 2])
     logits = torch.zeros(3, 4)
-    *_, rows = rows_of_labels(Signals(logits), {}, None, batch)
+    rows = Seen(Signals(logits), batch).by_label().batch
     assert rows.row_sets["labelled"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
     assert (rows.labels[rows.row_sets["labelled"]] >= 0).all()
     assert rows.keys[4:8].equal(batch.keys[1].expand(4, 2)), "each row is of its example"

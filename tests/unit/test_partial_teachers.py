@@ -16,8 +16,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.labels import label_notes
 from ds_distill.data.batches import Examples
 from ds_distill.keys import content_keys
-from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.losses.binary import rows_of_labels
+from ds_distill.losses import Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe import load_recipe
@@ -173,7 +172,7 @@ def partial_pair() -> dict[str, Signals]:
 def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
     student, teachers = Signals(randn(ROWS, 4)), partial_pair()
     target = Router({"policy": "average", "mix": "losses"})(teachers, batch_of())
-    found = term("kl", temperature=2.0)(student, teachers, target, batch_of())
+    found = term("kl", temperature=2.0)(Seen(student, batch_of(), teachers, target=target))
     wanted = torch.zeros(ROWS, dtype=torch.float64)
     for of in teachers.values():
         assert of.classes is not None
@@ -181,7 +180,7 @@ def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
         q = torch.softmax(student.logits.double()[:, of.classes] / 2, 1)
         wanted += 4.0 * (p * (p / q).log()).sum(1) / 2
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
-    found = term("logit_mse")(student, teachers, target, batch_of())
+    found = term("logit_mse")(Seen(student, batch_of(), teachers, target=target))
     of_each = [
         (student.logits[:, of.classes] - of.logits).square().mean(1) for of in teachers.values()
     ]
@@ -192,7 +191,7 @@ def test_with_many_labels_a_partial_teacher_is_refused() -> None:
     teachers = partial_pair()
     labels = torch.zeros(ROWS, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="any number of labels"):
-        rows_of_labels(Signals(randn(ROWS, 4)), teachers, None, batch_of(labels=labels))
+        Seen(Signals(randn(ROWS, 4)), batch_of(labels=labels), teachers).by_label()
     with pytest.raises(ValueError, match="one label each"):
         of_label(teachers, 0)
 

@@ -27,7 +27,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import build_metrics, difference, metric_values
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.configuration import check_head
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS
@@ -173,7 +173,7 @@ def test_the_losses_are_squared_errors(seed: int, n: int, weight: float) -> None
         TermInputs(4, {"t": 4}),
     )
     found = {
-        name: term(Signals(student), {"t": Signals(teacher)}, None, batch).tolist()
+        name: term(Seen(Signals(student), batch, {"t": Signals(teacher)})).tolist()
         for name, term in terms.items()
     }
     pairs = zip(student[:, 0].tolist(), labels.float().tolist(), strict=True)
@@ -193,7 +193,7 @@ def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
         terms["cross_entropy"](two, {}, None, numbers)
     for signals, batch in ((two, numbers), (one, classes)):
         with pytest.raises(ValueError, match="mse needs a student with one output"):
-            terms["mse"](signals, {}, None, batch)
+            terms["mse"](Seen(signals, batch))
 
 
 @pytest.mark.parametrize("split", ["train", "other"])

@@ -17,7 +17,7 @@ from waits import Waits
 
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, name_id, uniform
-from ds_distill.losses import KL
+from ds_distill.losses import KL, Seen
 from ds_distill.recipe.policies import (
     POLICIES,
     Average,
@@ -784,7 +784,7 @@ def test_mixed_losses_and_mixed_probabilities_have_the_same_gradient(case, polic
         router = Router(
             {"policy": policy, "mix": mix}, temperature=temperature, fitted=make_fitted(table)
         )
-        rows = term(Signals(student), teachers, router(teachers, batch), batch)
+        rows = term(Seen(Signals(student), batch, teachers, target=router(teachers, batch)))
         gradients += torch.autograd.grad(rows.sum(), student)
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 

@@ -124,7 +124,9 @@ def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
         moved.decoded("cpu").signals["t"].logits, batch.to("cpu").signals["t"].logits
     )
     decoded = batch.to("cpu")
-    assert decoded.moved("cpu", {}).decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
+    assert (
+        decoded.moved("cpu", {}).decoded("cpu").signals["t"].logits is decoded.signals["t"].logits
+    )
 
 
 FITTED = CompactCodec(V, 0.01).fit([3 * torch.randn(64, V, generator=torch.manual_seed(0))])

@@ -11,7 +11,7 @@ from torch import nn
 
 from ds_distill.cache.codecs.topk import TopKCodec
 from ds_distill.distributions import VocabularyHead
-from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
+from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals
@@ -52,7 +52,7 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
         student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
         outputs = Signals(student if linear else student.logits())
         taught = Signals(teacher if linear else teacher.logits())
-        losses = term(outputs, {"only": taught}, None, batch())
+        losses = term(Seen(outputs, batch(), {"only": taught}))
         assert losses.shape == (ROWS - 1,)
         losses.sum().backward()
         if linear:
@@ -74,7 +74,7 @@ def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> 
         student.features[others] = torch.nan
         teacher.features[others] = torch.nan
     own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.tensor(rows).long()))
-    losses = term(Signals(student), {"only": Signals(teacher)}, None, own)
+    losses = term(Seen(Signals(student), own, {"only": Signals(teacher)}))
     assert losses.shape == (len(rows),) and losses.isfinite().all()
     losses.sum().backward()
     gradient = student.features.grad
@@ -120,7 +120,7 @@ def test_cross_entropy_without_logits(
         term._class_weights = torch.rand(VOCABULARY) + 0.5
     made = Signals(student)
     own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
-    losses = term(made, {}, None, own)
+    losses = term(Seen(made, own))
     factors = torch.rand(ROWS)
     (losses * factors).sum().backward()
     assert losses.dtype == torch.float32
@@ -151,7 +151,7 @@ def test_labels_and_a_teacher_over_one_head(
         own = replace(batch(), row_sets={"all": torch.arange(5), "labelled": torch.tensor([1, 6])})
         terms = [CrossEntropy(), TERMS[name]]
         losses = [
-            term(signals, {"only": Signals(teacher)}, None, own)
+            term(Seen(signals, own, {"only": Signals(teacher)}))
             for term in (terms[::-1] if kl_first else terms)
         ]
         assert bool(student.slots) == (kept == 1)
@@ -165,10 +165,10 @@ def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
     """Beside cached teachers, whose terms read logits of the student."""
     made, cached = Signals(head(8, 0, trained=True)), Signals(torch.randn(ROWS, VOCABULARY))
     own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
-    CrossEntropy()(made, {"only": cached}, None, own)
+    CrossEntropy()(Seen(made, own, {"only": cached}))
     assert made.has_made_logits
     shared = made.logits
-    KL()(made, {"only": cached}, None, own)
+    KL()(Seen(made, own, {"only": cached}))
     assert made.logits is shared
 
 
@@ -239,7 +239,7 @@ def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(
             taught = Signals(of_teacher if linear else of_teacher.logits())
             mine = VocabularyHead(student.features, wide, wide)
             mine = mine if linear else mine.logits()
-        losses = TERMS[name](Signals(mine), {"only": taught}, None, batch())
+        losses = TERMS[name](Seen(Signals(mine), batch(), {"only": taught}))
         [gradient] = torch.autograd.grad(losses.sum(), [student.features])
         found.append((losses.detach(), gradient))
     for ours, plain in zip(*found, strict=True):
@@ -254,6 +254,6 @@ def test_a_cached_distribution_is_over_the_entries_of_its_codec() -> None:
     top = codec.decode(codec.encode(teacher)).at(torch.arange(ROWS)).moved("cpu")
     wide = torch.cat([student, torch.full((ROWS, 3), 9.0)], dim=1)
     losses = [
-        TERMS["kl"](Signals(own), {"t": Signals(top)}, None, batch()) for own in (student, wide)
+        TERMS["kl"](Seen(Signals(own), batch(), {"t": Signals(top)})) for own in (student, wide)
     ]
     torch.testing.assert_close(losses[0], losses[1])

@@ -25,7 +25,7 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
     from torch import nn
 
     from ds_distill.distributions import VocabularyHead
-    from ds_distill.losses import CrossEntropy
+    from ds_distill.losses import CrossEntropy, Seen
     from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
     from ds_distill.types import Batch, Signals
 
@@ -41,7 +41,7 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
     def step(features: torch.Tensor, batch: Batch) -> None:
         head = VocabularyHead(features, decoder, decoder)
         if way == "ours":
-            losses = term(Signals(head), {}, None, batch)
+            losses = term(Seen(Signals(head), batch))
         else:
             losses = F.cross_entropy(head.logits().float(), batch.labels, reduction="none")
         losses.mean().backward()

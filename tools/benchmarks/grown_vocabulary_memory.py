@@ -29,7 +29,7 @@ def measure(
     from torch import nn
 
     from ds_distill.distributions import VocabularyHead
-    from ds_distill.losses import KL, Cosine, CrossEntropy
+    from ds_distill.losses import KL, Cosine, CrossEntropy, Seen
     from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
     from ds_distill.types import Batch, Signals
 
@@ -55,7 +55,7 @@ def measure(
         batch = Batch(torch.zeros(count, 2).long(), {}, labels[:count], sets)
         student = Signals(VocabularyHead(states, own, own), {-1: states})
         teacher = Signals(VocabularyHead(wanted, other, other), {-1: wanted})
-        losses = [term(student, {"t": teacher}, None, batch).mean() for term in terms]
+        losses = [term(Seen(student, batch, {"t": teacher})).mean() for term in terms]
         torch.stack(losses).sum().backward()
 
     step(8, 4)  # what the first call imports and allocates, gradients too

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.files import new_folder
-from ds_distill.losses.term import Term, target_loss
+from ds_distill.losses import Seen, Term
+from ds_distill.losses.term import target_loss
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.routing.policies import mixed
 from ds_distill.run.run import Run
-from ds_distill.types import Batch, Signals
 from example_parts.entries import Confident, ReverseKL, Soup
 
 
@@ -24,14 +23,7 @@ class ReverseKLTerm(Term):
         super().__init__(settings)
         self._settings = settings
 
-    def forward(
-        self,
-        student: Signals,
-        teachers: Mapping[str, Signals],
-        target: Target | None,
-        batch: Batch,
-    ) -> torch.Tensor:
-        student, teachers, target = self.at_rows(student, teachers, target, batch)
+    def forward(self, seen: Seen) -> torch.Tensor:
         temperature, weight = self._settings.temperature, self._settings.weight
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -39,7 +31,7 @@ class ReverseKLTerm(Term):
             q = torch.log_softmax(wanted.float() / temperature, dim=-1)
             return weight * temperature**2 * (p.exp() * (p - q)).sum(dim=-1)
 
-        return target_loss(loss, student.logits, teachers, target)
+        return target_loss(loss, seen.at(self.rows))
 
 
 def confident(inputs: PolicyInputs, settings: Confident) -> Target:
