@@ -190,7 +190,7 @@ def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
     classes = Batch.from_views({"student": view}, torch.tensor([0, 1]))
     two, one = Signals(torch.zeros(2, 2)), Signals(torch.zeros(2, 1))
     with pytest.raises(ValueError, match="these labels are numbers: use mse"):
-        terms["cross_entropy"](two, {}, None, numbers)
+        terms["cross_entropy"](Seen(two, numbers))
     for signals, batch in ((two, numbers), (one, classes)):
         with pytest.raises(ValueError, match="mse needs a student with one output"):
             terms["mse"](Seen(signals, batch))

@@ -204,7 +204,7 @@ def test_what_a_teacher_does_not_know_leaks_nowhere(name: str, linear: bool) -> 
         taught = Signals(teacher if linear else teacher.logits(), {-1: teacher.features})
         given = batch()
         given.row_sets["tokens"] = given.row_sets["all"]
-        losses = GROWN[name](own, {"only": taught}, None, given)
+        losses = GROWN[name](Seen(own, given, {"only": taught}))
         assert losses.shape == (ROWS - 1,)
         losses.sum().backward()
         assert not student.features.grad[2].any()
