@@ -32,14 +32,20 @@ class AttentionTerm(LayeredTerm):
     summed over pairs of layers, a mean over heads. A token beyond the length of the shorter view is
     padding in both."""
 
+    kind: type[AttentionSettings]
     rows = TOKENS
-    parts: Collection[str] = ("queries", "keys")
-    """What of attention it reads, as `Reads` calls it."""
 
     def __init__(
-        self, settings: AttentionSettings, student_depth: int = 0, teacher_depth: int = 0
+        self,
+        settings: AttentionSettings | Mapping[str, Any] = DEFAULTS,
+        student_depth: int = 0,
+        teacher_depth: int = 0,
     ) -> None:
-        """student_depth, teacher_depth: numbers of layers. For `layers: last` not needed."""
+        """
+        settings: as a recipe has them, e.g. {"weight": 0.5}.
+        student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
+        """
+        settings = self.kind.model_validate(settings)
         super().__init__(settings, {"": settings.pairs(student_depth, teacher_depth)})
 
     @classmethod
@@ -48,7 +54,7 @@ class AttentionTerm(LayeredTerm):
         return cls(settings, inputs.student_depth, depth)
 
     def of_layers(self, layers: Collection[int]) -> Reads:
-        return Reads(logits=False, **dict.fromkeys(self.parts, layers))
+        return Reads(queries=layers, keys=layers, logits=False)
 
     def teacher_reads(self, teacher: str) -> Reads:
         return super().teacher_reads("")
@@ -99,14 +105,7 @@ class AttentionKL(AttentionTerm):
     3, a mean over layers).
     """
 
-    def __init__(
-        self,
-        settings: AttentionKLLoss | Mapping[str, Any] = DEFAULTS,
-        student_depth: int = 0,
-        teacher_depth: int = 0,
-    ) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}. Depths: see `AttentionTerm`."""
-        super().__init__(AttentionKLLoss.model_validate(settings), student_depth, teacher_depth)
+    kind = AttentionKLLoss
 
     def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
         return attention_kl(
@@ -129,22 +128,17 @@ class RelationKL(AttentionTerm):
     the values in the attention's own heads MiniLM's value relations (Wang et al. 2020, equation 5).
     """
 
-    def __init__(
-        self,
-        settings: RelationKLLoss | Mapping[str, Any] = DEFAULTS,
-        student_depth: int = 0,
-        teacher_depth: int = 0,
-    ) -> None:
-        """settings: as a recipe has them, e.g. {"heads": 48}. Depths: see `AttentionTerm`."""
-        settings = RelationKLLoss.model_validate(settings)
-        self.parts, self._heads = settings.of, settings.heads
-        super().__init__(settings, student_depth, teacher_depth)
+    kind = RelationKLLoss
+
+    def of_layers(self, layers: Collection[int]) -> Reads:
+        return Reads(logits=False, **dict.fromkeys(self.settings.of, layers))
 
     def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
         losses = []
-        for name in self.parts:
+        heads = self.settings.heads
+        for name in self.settings.of:
             own, other = (_there(getattr(of, name)) for of in (student, teacher))
-            if self._heads is None and own.shape[1] != other.shape[1]:
+            if heads is None and own.shape[1] != other.shape[1]:
                 raise ValueError(
                     f"relations of {own.shape[1]} heads and of {other.shape[1]}: set `heads`"
                 )
@@ -153,7 +147,7 @@ class RelationKL(AttentionTerm):
                     own.transpose(1, 2).flatten(2),
                     other.transpose(1, 2).flatten(2),
                     student.mask,
-                    heads=self._heads or own.shape[1],
+                    heads=heads or own.shape[1],
                     reduction="none",
                 ).mean(dim=1)
             )
@@ -170,16 +164,7 @@ class AttentionMSE(AttentionTerm):
     [k_s, k_t] of Y. Maps are made some at a time, and again in the backward pass.
     """
 
-    def __init__(
-        self,
-        settings: AttentionMSELoss | Mapping[str, Any] = DEFAULTS,
-        student_depth: int = 0,
-        teacher_depth: int = 0,
-    ) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}. Depths: see `AttentionTerm`."""
-        settings = AttentionMSELoss.model_validate(settings)
-        super().__init__(settings, student_depth, teacher_depth)
-        self._of_maps = settings.of == "maps"
+    kind = AttentionMSELoss
 
     def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
         heads = [_there(of.queries).shape[1] for of in (student, teacher)]
@@ -192,7 +177,7 @@ class AttentionMSE(AttentionTerm):
             for part in (_there(of.queries) * of.scale, _there(of.keys))
         )
         with torch.autocast(mask.device.type, enabled=False):
-            if not self._of_maps:
+            if self.settings.of == "scores":
                 return _score_distance(query_s, key_s, query_t, key_t, student.mask)
             return _map_distance(query_s, key_s, query_t, key_t, student.mask)
 

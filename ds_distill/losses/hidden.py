@@ -81,6 +81,8 @@ class HiddenMSE(LayeredTerm):
     layers, MobileBERT's (Sun et al. 2020).
     """
 
+    kind = HiddenMSELoss
+
     def __init__(
         self,
         settings: HiddenMSELoss | Mapping[str, Any],
@@ -94,7 +96,7 @@ class HiddenMSE(LayeredTerm):
         student_width, teacher_widths: hidden sizes, of the teachers by name.
         student_depth, teacher_depths: numbers of layers, likewise. For `layers: last` not needed.
         """
-        settings = HiddenMSELoss.model_validate(settings)
+        settings = self.kind.model_validate(settings)
         depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
         widths = {name: (student_width, width) for name, width in teacher_widths.items()}
         pairs = _pairs_of(settings, student_depth, depths)
@@ -139,6 +141,8 @@ class Cosine(LayeredTerm):
     ||H_s[i] / ||H_s[i]|| - H_t[j] / ||H_t[j]||||^2, of [CLS] states where rows are examples.
     """
 
+    kind = CosineLoss
+
     def __init__(
         self,
         settings: CosineLoss | Mapping[str, Any] = DEFAULTS,
@@ -151,7 +155,7 @@ class Cosine(LayeredTerm):
         student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
         widths: hidden sizes of the student and of the teacher, where they differ.
         """
-        settings = CosineLoss.model_validate(settings)
+        settings = self.kind.model_validate(settings)
         pairs = {"": settings.pairs(student_depth, teacher_depth)}
         super().__init__(settings, pairs, {} if widths is None else {"": widths})
 
@@ -181,6 +185,7 @@ class ActivationBoundary(Term):
     seed and not trained.
     """
 
+    kind = ActivationBoundaryLoss
     reads = Reads({-1}, logits=False)
     label_rows = None
     map: torch.Tensor | None
@@ -198,9 +203,7 @@ class ActivationBoundary(Term):
         student_width, teacher_width: hidden sizes.
         seed: of the map.
         """
-        settings = ActivationBoundaryLoss.model_validate(settings)
         super().__init__(settings)
-        self._margin = settings.margin
         drawn = None
         if student_width != teacher_width:
             own = xxhash.xxh64_intdigest(b"activation_boundary %d" % seed) >> 1
@@ -216,7 +219,7 @@ class ActivationBoundary(Term):
 
     def forward(self, seen: Seen) -> torch.Tensor:
         state, above = self._sides(seen)
-        distance = self._margin - torch.where(above, state, -state)
+        distance = self.settings.margin - torch.where(above, state, -state)
         return self.tolerated(self.weight * distance.relu().square().sum(dim=-1))
 
     def measures(self, seen: Seen) -> dict[str, torch.Tensor]:

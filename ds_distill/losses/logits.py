@@ -37,6 +37,7 @@ class CrossEntropy(Term):
     """-w[label] * log softmax(z_s)[label] on labelled rows: the student loss of every method. Class
     weights w, if there are any, have mean 1 over the training examples."""
 
+    kind = CrossEntropyLoss
     rows = "labelled"
     needs_teachers = False
 
@@ -52,10 +53,10 @@ class CrossEntropy(Term):
 
         Raises ValueError when there are class weights, and no counts or a label without a class.
         """
-        settings = CrossEntropyLoss.model_validate(settings)
         super().__init__(settings)
+        given = self.settings.class_weights
         # Not a buffer: an engine in bf16 would round it.
-        self._class_weights = _class_weights(settings.class_weights, labels, class_counts)
+        self._class_weights = _class_weights(given, labels, class_counts)
 
     @classmethod
     def build(cls, settings: CrossEntropyLoss, inputs: TermInputs) -> CrossEntropy:
@@ -136,12 +137,9 @@ def _class_weights(
 class MSE(Term):
     """(z_s - y)^2 on labelled rows, z_s the student's number and y the label."""
 
+    kind = MSELoss
     rows = "labelled"
     needs_teachers = False
-
-    def __init__(self, settings: MSELoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__(MSELoss.model_validate(settings))
 
     def forward(self, seen: Seen) -> torch.Tensor:
         rows = seen.batch.row_sets[self.rows]
@@ -159,12 +157,9 @@ class TeacherCrossEntropy(Term):
     of the classes, or say nothing of some rows, over those that know the label. Without a gradient,
     because teachers are frozen (A. B. Hossain's thesis, 4.11, experiment 3)."""
 
+    kind = TeacherCrossEntropyLoss
     rows = "labelled"
     reads = Reads(logits=False)
-
-    def __init__(self, settings: TeacherCrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__(TeacherCrossEntropyLoss.model_validate(settings))
 
     def teacher_reads(self, teacher: str) -> Reads:
         return Reads()
@@ -194,19 +189,16 @@ class KL(Term):
     sequence-level knowledge distillation, section 3). Both softmaxes are over the classes that the
     teacher knows."""
 
-    def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
-        self._settings = KLLoss.model_validate(settings)
-        super().__init__(self._settings)
+    kind = KLLoss
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
         options: dict[str, Any] = {
-            "temperature": self._settings.temperature,
-            "weight": self._settings.weight,
+            "temperature": self.settings.temperature,
+            "weight": self.weight,
             "reduction": "none",
         }
-        divergence = self._settings.divergence
+        divergence = self.settings.divergence
         if divergence == "kl":
             heads = _vocabulary_heads(seen)
             if heads is not None:
@@ -263,11 +255,8 @@ def _linear(
 class LogitMSE(Term):
     """mean over the classes that the teacher knows of (z_t - z_s)^2; of many labels over these."""
 
+    kind = LogitMSELoss
     label_rows = "logit"
-
-    def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__(LogitMSELoss.model_validate(settings))
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
@@ -287,11 +276,8 @@ class ConfidencePenalty(Term):
     """-weight * H(softmax(z_s)), with H(p) = -sum over classes of p log p (Pereyra et al. 2017;
     DoKTra, equation 2)."""
 
+    kind = ConfidencePenaltyLoss
     needs_teachers = False
-
-    def __init__(self, settings: ConfidencePenaltyLoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.3}."""
-        super().__init__(ConfidencePenaltyLoss.model_validate(settings))
 
     def forward(self, seen: Seen) -> torch.Tensor:
         logits = seen.student.at(seen.batch.row_sets[self.rows]).logits

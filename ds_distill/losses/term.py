@@ -46,6 +46,8 @@ class Term(nn.Module, ABC):
     module's attribute: under ZeRO stage 3 it is empty everywhere else.
     """
 
+    kind: type[TermSettings] = TermSettings
+    """The class of its settings."""
     rows: str = "all"
     """The batch's row set that is counted: the loss is the mean over it."""
     reads: Reads = Reads()
@@ -56,16 +58,12 @@ class Term(nn.Module, ABC):
     needs_teachers: bool = True
     """Whether it reads what teachers predict. Where no active term does, they do not run."""
 
-    def __init__(self, settings: TermSettings | Mapping[str, Any]) -> None:
-        """settings: as a recipe has them. Of a term of your own: what all terms have, or {}."""
+    def __init__(self, settings: TermSettings | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__()
-        shared = TermSettings.model_validate(settings)
-        self.weight = shared.weight
-        self.start, self.until = shared.start, shared.until
-        self._tolerance, self._tolerance_on = 0.0, "row"
-        if isinstance(shared, DistillationTerm):
-            self._tolerance, self._tolerance_on = shared.tolerance, shared.tolerance_on
-        if isinstance(shared, RowTerm) and shared.rows == TOKENS:
+        self.settings: Any = self.kind.model_validate(settings)
+        self.weight = self.settings.weight
+        if isinstance(self.settings, RowTerm) and self.settings.rows == TOKENS:
             self.rows = TOKENS
 
     def teacher_reads(self, teacher: str) -> Reads:
@@ -75,7 +73,7 @@ class Term(nn.Module, ABC):
 
     def is_active(self, progress: float) -> bool:
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
-        return self.start <= progress < self.until
+        return bool(self.settings.start <= progress < self.settings.until)
 
     def tolerated(self, losses: torch.Tensor) -> torch.Tensor:
         """Losses of the rows, less what the settings let pass (VE-KD): float [k] both.
@@ -84,12 +82,13 @@ class Term(nn.Module, ABC):
         0): 0 each where the mean over these rows, which are those of one micro-batch and rank, is
         no more than the tolerance.
         """
-        if not self._tolerance or not len(losses):
+        settings = self.settings
+        if not isinstance(settings, DistillationTerm) or not settings.tolerance or not len(losses):
             return losses
-        if self._tolerance_on == "row":
-            return (losses - self._tolerance).clamp(min=0)
-        opened = losses.detach().mean() > self._tolerance
-        return torch.where(opened, losses - self._tolerance, 0.0 * losses)
+        if settings.tolerance_on == "row":
+            return (losses - settings.tolerance).clamp(min=0)
+        opened = losses.detach().mean() > settings.tolerance
+        return torch.where(opened, losses - settings.tolerance, 0.0 * losses)
 
     @classmethod
     def build(cls, settings: Any, inputs: TermInputs) -> Self:

@@ -30,7 +30,7 @@ def weight_groups(bundle: Bundle) -> tuple[list[float], list[WeightGroup]]:
     learn, and two for each way to rest."""
     readers = bundle.readers()
     terms = {term for reading in readers.values() for term in reading}
-    edges = {0.0, *(edge for term in terms for edge in (term.start, term.until))}
+    edges = {0.0, *(edge for term in terms for edge in (term.settings.start, term.settings.until))}
     starts = sorted(edge for edge in edges if edge < 1.0)
     groups: dict[tuple[bool, tuple[bool, ...]], list[nn.Parameter]] = {}
     for weight, reading in readers.items():

@@ -19,12 +19,10 @@ from example_parts.entries import Confident, ReverseKL, Soup
 class ReverseKLTerm(Term):
     """weight * T^2 * KL(softmax(z_s / T) || softmax(z_t / T)) per row."""
 
-    def __init__(self, settings: ReverseKL) -> None:
-        super().__init__(settings)
-        self._settings = settings
+    kind = ReverseKL
 
     def forward(self, seen: Seen) -> torch.Tensor:
-        temperature, weight = self._settings.temperature, self._settings.weight
+        temperature, weight = self.settings.temperature, self.weight
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             p = torch.log_softmax(own.float() / temperature, dim=-1)
