@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import torch
@@ -84,12 +84,8 @@ class TopK:
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TopK:
-        return replace(
-            self,
-            log_probs=change(self.log_probs),
-            ids=change(self.ids),
-            tail_log_prob=change(self.tail_log_prob),
-        )
+        entries, ids, tail = map(change, (self.log_probs, self.ids, self.tail_log_prob))
+        return TopK(entries, ids, tail, self.entries)
 
 
 class EncodedLogits(Protocol):

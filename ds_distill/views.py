@@ -9,14 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 
 
 @dataclass(frozen=True)
-class PaddedView:
+class _Tensors:
+    """What both kinds of views do."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy on a device."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """With what `of` makes of each tensor."""
+        found = vars(self).items()
+        return replace(self, **{name: of(one) for name, one in found if torch.is_tensor(one)})
+
+
+@dataclass(frozen=True)
+class PaddedView(_Tensors):
     """One model's inputs for a batch, padded to the longest example."""
 
     input_ids: torch.Tensor
@@ -84,17 +98,9 @@ class PaddedView:
             candidates=None if candidates is None else candidates.clamp(max=0),
         )
 
-    def to(self, device: torch.device | str) -> PaddedView:
-        """A copy on a device."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PaddedView:
-        """With what `of` makes of each tensor."""
-        return _each(self, of)
-
 
 @dataclass(frozen=True)
-class PackedView:
+class PackedView(_Tensors):
     """One model's inputs for a batch, its examples end to end without padding.
 
     Only for a model that was loaded for packed views (`models/packed.py`): any other model's
@@ -161,23 +167,8 @@ class PackedView:
             return every if self.candidates is None else every.repeat_interleave(2)
         return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
 
-    def to(self, device: torch.device | str) -> PackedView:
-        """A copy on a device."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PackedView:
-        """With what `of` makes of each tensor."""
-        return _each(self, of)
-
 
 View = PaddedView | PackedView
-AnyView = TypeVar("AnyView", PaddedView, PackedView)
-
-
-def _each(view: AnyView, of: Callable[[torch.Tensor], torch.Tensor]) -> AnyView:
-    found = vars(view).items()
-    tensors: dict[str, Any] = {name: of(one) for name, one in found if torch.is_tensor(one)}
-    return replace(view, **tensors)
 
 
 def check_views(views: Mapping[str, View]) -> None:
