@@ -149,14 +149,13 @@ def test_speed_is_that_of_the_steps_alone() -> None:
     )
 
 
-def test_a_step_adds_its_losses_and_launches_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_keeps_its_losses_and_launches_nothing() -> None:
     meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
     given = [{"loss": torch.tensor(value), "kl": torch.tensor(1.0)} for value in (3.0, 4.0, 8.0)]
     with torch.profiler.profile() as profile:
         for losses in given:
             meter.add(losses, np.ones(4, dtype=np.int32))
-    counts = {one.key: one.count for one in profile.key_averages()}
-    assert counts == {"aten::add": 4}  # of two losses, from the second step on
+    assert not profile.key_averages()
     values = meter.read(world)
     assert (values["loss"], values["kl"]) == (5.0, 1.0)
 
