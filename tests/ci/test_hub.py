@@ -28,7 +28,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def test_every_command_is_offline_before_the_hubs_client_is_there(
+def test_commands_are_offline_before_the_hubs_client_is_there(
     tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]
 ) -> None:
     """Where nothing answers. Each fails by the model that is nowhere, at once."""
@@ -40,10 +40,10 @@ def test_every_command_is_offline_before_the_hubs_client_is_there(
     given["grid"] = {"learning_rate": [1e-3], "batch_size": [8]}
     suite.write_text(yaml.safe_dump(given))
     commands = [
-        *(["evaluate", student["model"], "local.yaml"], ["profile", "toy.yaml"]),
+        ["evaluate", student["model"], "local.yaml"],
         ["sweep", "local.yaml", "seed=1,2", f"student.model={student['model']}"],
         ["suite", "suite.yaml", student["model"]],
-        *(["plan", "toy.yaml"], ["check", "toy.yaml"], ["route", "toy.yaml"], ["run", "toy.yaml"]),
+        ["run", "toy.yaml"],
     ]
     asked = {**command_environment, "HF_ENDPOINT": "http://127.0.0.1:1"}
     del asked["HF_HUB_OFFLINE"]
