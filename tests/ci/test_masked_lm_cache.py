@@ -4,25 +4,14 @@ from the live teacher."""
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from e2e.test_masked_lm_cache import LOSSES, VARIANTS, cache, curve, distil, recipe, run  # noqa: F401
-from toys import make_tiny_bert, toy_vocabulary
-from transformers import BertForMaskedLM
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.caching.fidelity import MUCH
-
-CODECS_AND_STATES: list[tuple[str, list[int]]] = [
-    ("dense", []),
-    ("dense", [-1]),
-    ("topk", [-1]),
-    ("compact", [-1]),
-]
 
 
 def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
@@ -48,52 +37,3 @@ def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
             reader.read("bert", reader.indices(keys), variant).logits for reader in (one, two)
         ]
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
-
-
-def test_ranks_without_a_chosen_token_train_from_every_codec(
-    recipe: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
-    """One text per micro-step; some have no masked token in either variant. Logits are as wide as a
-    real vocabulary's, with states beside them and without."""
-    words = [*toy_vocabulary(), *(f"filler{number}" for number in range(9000))]
-    model = make_tiny_bert(tmp_path / "wide", words)
-    BertForMaskedLM.from_pretrained(model).save_pretrained(model)
-    task, texts = copy.deepcopy(recipe["task"]), tmp_path / "texts"
-    texts.mkdir()
-    lines = ["cat dog", "rain", "soup snow", "a day", "whale"] * 2 + ["fox and wolf and bear"] * 2
-    (texts / "train.txt").write_text("".join(f"{line} {at}\n" for at, line in enumerate(lines)))
-    task["data"]["path"], task["max_length"] = str(texts), 8
-    phases = []
-    for codec, hidden in CODECS_AND_STATES:
-        name = f"{codec}-{len(hidden)}"
-        kept = cache(f"keep-{name}", name=codec, temperature=2.0)
-        kept["cache"]["hidden"] = hidden
-        step = distil(name, "cached")
-        step["distil"] |= {"batch_size": 12, "micro_batch_size": 1, "epochs": 1, "keep": "last"}
-        if hidden:
-            step["distil"]["losses"] = {**LOSSES, "hidden_mse": {}}
-        phases += [kept, step]
-    named = {"teachers": {"bert": {"model": str(model)}}, "student": {"model": str(model)}}
-    settings = {**recipe, **named, "task": task, "phases": phases}
-    (tmp_path / "none.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    command = ["launch", "none.yaml", "--num-gpus", "2", "--folder", tmp_path / "run"]
-    done = ds_distill(*command, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    reader = CacheReader(tmp_path / "run" / "cache" / "00-keep-dense-0")
-    rows = reader.indices(torch.from_numpy(reader._index.keys))
-    tokens = [len(reader.read("bert", rows[at : at + 1])) for at in range(len(rows))]
-    assert 0 in tokens and sum(tokens) > 0
-    first = curve(tmp_path, "dense-0", "cross_entropy")
-    for codec, hidden in CODECS_AND_STATES:
-        name = f"{codec}-{len(hidden)}"
-        assert torch.equal(curve(tmp_path, name, "cross_entropy"), first)
-        assert curve(tmp_path, name, "loss").isfinite().all()
-    # A top of 64 loses most of so flat a teacher, and the build warns.
-    lost = {
-        record.stem[3:]: json.loads(record.read_text())["fidelity"]["bert"]["lost"]
-        for record in (tmp_path / "run" / "phases").glob("*-keep-*.json")
-    }
-    assert lost["keep-dense-0"] < 1e-3 and lost["keep-topk-1"] > 0.5
-    outputs = " ".join(done.stdout.split())
-    assert outputs.count("WARNING:") == sum(share > MUCH for share in lost.values())
-    assert "set in the cache phase codec: {name: compact}, or {name: dense}" in outputs
