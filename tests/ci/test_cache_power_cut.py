@@ -204,12 +204,12 @@ def trials(place: Path, count: int, seed: int, syncs: bool) -> list[tuple[int, i
 
 
 def test_what_was_acknowledged_survives_power_cuts(place):
-    outcomes = trials(place, count=25, seed=1, syncs=True)
-    assert outcomes[0] == (BLOCKS, 0, True) and len(outcomes) == 25
+    outcomes = trials(place, count=10, seed=1, syncs=True)
+    assert outcomes[0] == (BLOCKS, 0, True) and len(outcomes) == 10
     every = sum(blocks for blocks, _, _ in outcomes)
-    print(f"blocks acknowledged before 25 power cuts: {every}, lost: {total_lost(outcomes)}")
+    print(f"blocks acknowledged before 10 power cuts: {every}, lost: {total_lost(outcomes)}")
     assert total_lost(outcomes) == 0
-    assert sum(blocks > 0 and not done for blocks, _, done in outcomes) >= 10
+    assert sum(blocks > 0 and not done for blocks, _, done in outcomes) >= 4
 
 
 def test_without_syncs_the_same_power_cuts_lose_blocks(place):

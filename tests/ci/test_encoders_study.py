@@ -15,27 +15,19 @@ from toys import TINY, save_tiny, toy_vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 
-from encoders_judge import ROOM, judged, weight, windows
-from encoders_recipes import TASKS, TEXT_ALONE, Size, methods, recipe, teacher_recipe
+from encoders_judge import judged, windows
+from encoders_recipes import TASKS, Size, methods, recipe
 from encoders_tables import MARK, PAGE, RESULTS, tables
 from pages import shown
 
 from ds_distill.recipe import Recipe
 
 
-@pytest.mark.parametrize("name", methods(9))
-def test_every_method_is_a_recipe(name: str, tmp_path: Path) -> None:
-    made = recipe(methods(9)[name], 2, str(tmp_path), tmp_path, Size(steps=9))
-    phases = Recipe.model_validate(made).phase_names()
-    assert phases[-2 * len(TASKS) :] == [*TASKS, *(f"judge-{task}" for task in TASKS)]
-
-
-def test_the_teacher_reads_none_of_the_students_text(tmp_path: Path) -> None:
-    teachers = teacher_recipe(tmp_path, Size())
-    students = recipe(methods(9)[TEXT_ALONE], 1, str(tmp_path), tmp_path, Size())
-    assert Recipe.model_validate(teachers).phase_names() == ["fine-tune"]
-    read = {one["split"] for one in teachers["task"]["data"]["splits"]["train"]}
-    assert read.isdisjoint(students["tasks"]["text"]["data"]["splits"].values())
+def test_every_method_is_a_recipe(tmp_path: Path) -> None:
+    for method in methods(9).values():
+        made = recipe(method, 2, str(tmp_path), tmp_path, Size(steps=9))
+        phases = Recipe.model_validate(made).phase_names()
+        assert phases[-2 * len(TASKS) :] == [*TASKS, *(f"judge-{task}" for task in TASKS)]
 
 
 def test_the_page_shows_what_the_file_holds() -> None:
@@ -64,24 +56,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return place / "old", place / "grown", place / "text.txt.gz"
 
 
-def test_all_models_are_asked_for_the_same_words(made: tuple[Path, Path, Path]) -> None:
-    old, _, text = made
-    tokenizer = tr.AutoTokenizer.from_pretrained(old)
-    found = windows(text, 9, tokenizer)
-    words = [word for one in found for word in one.words]
-    lines = ("the old zebra saw a quiz , then the cat had ω .", 20), ("a new dog .", 30)
-    assert words == [word for line, times in lines for word in times * line.split(" ")]
-    hidden = [one.words[at] for one in found for at in one.hidden]
-    assert {"zebra", "quiz", "dog"} <= set(hidden) and "ω" not in hidden
-    for one in found:
-        assert sum(len(tokenizer.tokenize(word)) for word in one.words) <= ROOM
-    assert windows(text, 9, tokenizer) == found and len(windows(text, 1, tokenizer)) < len(found)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_masked_lm_is_judged_by_the_nats_of_whole_words(
-    which: int, made: tuple[Path, Path, Path]
-) -> None:
+def test_a_masked_lm_is_judged_by_the_nats_of_whole_words(made: tuple[Path, Path, Path]) -> None:
+    which = 1
     teacher = tr.AutoTokenizer.from_pretrained(made[0])
     found = windows(made[2], 9, teacher)
     tokenizer = tr.AutoTokenizer.from_pretrained(made[which])
@@ -107,11 +83,3 @@ def test_a_masked_lm_is_judged_by_the_nats_of_whole_words(
     assert got["characters"] == characters and got["known"] == len(known)
     assert got["nats_per_character"] == pytest.approx(nats / characters, rel=1e-4)
     assert got["perplexity_of_known"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-4)
-
-
-def test_a_grown_vocabulary_weighs_its_rows(made: tuple[Path, Path, Path]) -> None:
-    found = windows(made[2], 1, tr.AutoTokenizer.from_pretrained(made[0]))
-    old, grown = (weight(str(one), str(made[0]), found) for one in made[:2])
-    assert grown["parameters"] - old["parameters"] == 2 * TINY["hidden_size"]
-    assert grown["without_embeddings"] == old["without_embeddings"]
-    assert old["speed_up"] > 0

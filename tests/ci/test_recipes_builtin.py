@@ -1,50 +1,113 @@
-"""The built-in recipes: all load, and the thesis's runs end to end with tiny models on the real
-tweets, three teachers with three tokenizers together."""
+"""The thesis's runs end to end with tiny models on the real tweets, three teachers with three
+tokenizers together."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 import yaml
-from unit.test_recipes_builtin import STUDENTS, TEACHERS, models_folder, runs  # noqa: F401
+from unit.test_recipes_builtin import THESIS
 
-from ds_distill.recipe import Recipe
+from ds_distill.check.recipe import check_recipe
+from ds_distill.recipe import Recipe, load_recipe
+
+STUDENTS = ["expertise", "average", "random"]
+TEACHERS = ["bert", "roberta", "deberta"]
+HUB = {
+    "google-bert/bert-base-uncased": "bert",
+    "google-bert/bert-large-uncased": "bert",
+    "FacebookAI/roberta-base": "roberta",
+    "roberta-large": "roberta",  # the name without its organisation is found, too
+    "microsoft/deberta-v3-base": "deberta",
+    "microsoft/deberta-v3-large": "deberta",
+}
 
 
-@pytest.mark.parametrize("teachers", ["cached", "live"])
-def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path], teachers: str) -> None:
-    folder = runs[teachers]
-    results = json.loads((folder / "results.json").read_text())
-    models = results["phases"][-1]["models"]
-    roles = {name: model["role"] for name, model in models.items()}
-    assert roles == {
-        **dict.fromkeys(TEACHERS, "teacher"),
-        "fine-tuned-student": "control",
-        **dict.fromkeys(STUDENTS, "student"),
-    }
+@pytest.fixture(scope="module")
+def models_folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny stand-ins under the names of the hub, the way `models_folder` looks for them."""
+    root = tmp_path_factory.mktemp("hub")
+    for name, tiny in HUB.items():
+        place = root / name
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(tiny_models[tiny], target_is_directory=True)
+    distilbert = root / "distilbert" / "distilbert-base-uncased"
+    words = len(tr.AutoTokenizer.from_pretrained(tiny_models["bert"]))
+    config = tr.DistilBertConfig(vocab_size=words, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tr.DistilBertModel(config).save_pretrained(distilbert)
+    for file in tiny_models["bert"].glob("*token*"):
+        shutil.copy(file, distilbert)
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(
+    ds_distill: Any,
+    models_folder: Path,
+    shared_data: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Folders of tweeteval-emotion run with cached and with live teachers, a small share of the
+    tweets and one epoch per phase."""
+    root = tmp_path_factory.mktemp("runs")
+    for teachers in ("cached", "live"):
+        done = ds_distill(
+            "run",
+            "tweeteval-emotion",
+            f"task.data.path={shared_data / 'tweeteval_emotion'}",
+            "task.data.config=null",
+            "task.data.per_class={train: 16, validation: 16, test: 20}",
+            f"models_folder={models_folder}",
+            *(f"phases.teach-{teacher}.epochs=1" for teacher in TEACHERS),
+            "phases.control.epochs=1",
+            "phases.distil.epochs=1",
+            f"phases.distil.teachers={teachers}",
+            "logging.every=1",
+            "--folder",
+            root / teachers,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+    return {teachers: root / teachers for teachers in ("cached", "live")}
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_local_models_take_the_place_of_the_hubs(name: str, models_folder: Path) -> None:
+    check_recipe(load_recipe(name, [f"models_folder={models_folder}"]))
+
+
+def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path]) -> None:
     labels = ["anger", "joy", "optimism", "sadness"]
-    assert all(list(model["per_class"]) == labels for model in models.values())
-    assert all(model["examples"] == 80 for model in models.values())
-    assert results["student"] in STUDENTS
-    assert (folder / "report.html").stat().st_size > 0
-
-
-def test_each_teacher_read_the_tweets_in_its_own_tokens(runs: dict[str, Path]) -> None:
-    tables = list((runs["cached"] / "data" / "train").glob("tokens-*.arrow"))
-    # BERT's is the student's, too: DistilBERT has the same vocabulary.
-    assert len(tables) == 3
+    for teachers, folder in runs.items():
+        results = json.loads((folder / "results.json").read_text())
+        models = results["phases"][-1]["models"]
+        assert {name: model["role"] for name, model in models.items()} == {
+            **dict.fromkeys(TEACHERS, "teacher"),
+            "fine-tuned-student": "control",
+            **dict.fromkeys(STUDENTS, "student"),
+        }
+        assert all(list(model["per_class"]) == labels for model in models.values())
+        assert all(model["examples"] == 80 for model in models.values())
+        assert results["student"] in STUDENTS
+        assert (folder / "report.html").stat().st_size > 0
+        recipe = Recipe.model_validate(yaml.safe_load((folder / "recipe.yaml").read_text()))
+        assert recipe.phases[6].kind == "distil" and recipe.phases[6].teachers == teachers
+    # Each teacher read the tweets in its own tokens. BERT's are the student's, too.
+    assert len([*(runs["cached"] / "data" / "train").glob("tokens-*.arrow")]) == 3
 
 
 def test_live_and_cached_teachers_give_the_same_losses(runs: dict[str, Path]) -> None:
     """The cache rounds logits to fp16: 1e-3 relative."""
     cached, live = distil_losses(runs["cached"]), distil_losses(runs["live"])
     assert len(cached) == 3 * 8  # students, steps: 64 tweets in batches of 8
-    assert cached.keys() == live.keys()
-    for step, loss in cached.items():
-        assert loss == pytest.approx(live[step], rel=1e-3), step
+    assert cached == pytest.approx(live, rel=1e-3)
 
 
 def distil_losses(folder: Path) -> dict[tuple[str, int], float]:
@@ -57,19 +120,10 @@ def distil_losses(folder: Path) -> dict[tuple[str, int], float]:
 
 
 def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     folder = runs["cached"] / "student"
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = tr.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = tr.AutoTokenizer.from_pretrained(folder)
     assert type(model).__name__ == "DistilBertForSequenceClassification"
     assert model.config.id2label == {0: "anger", 1: "joy", 2: "optimism", 3: "sadness"}
     logits = model(**tokenizer("so happy to be here", return_tensors="pt")).logits
-    assert logits.shape == (1, 4)
-    assert torch.isfinite(logits).all()
-
-
-def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
-    written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
-    recipe = Recipe.model_validate(written)
-    assert recipe.phases[6].kind == "distil" and recipe.phases[6].teachers == "live"
+    assert logits.shape == (1, 4) and torch.isfinite(logits).all()

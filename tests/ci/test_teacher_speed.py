@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
-
-import growing
 import numpy as np
 import pytest
 import torch
 from flops import encoder_flops
 from large_teachers import configurations
-from teacher_speed import measure, padded, read_texts
+from teacher_speed import measure, padded
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
-
-from ds_distill.run.environment import describe_environment
 
 NAMES = list(configurations())
 
@@ -53,38 +47,3 @@ def test_all_paths_say_the_same(name, world):
         assert row["largest_logit_difference"] < 1e-5
         assert row["tokens_per_second"] > 0 and row["of_plain_range"][0] > 0
     assert result["paths"]["plain"]["of_plain"] == 1.0
-
-
-def test_texts_are_read_plain_or_packed(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("one \ntwo\nthree\n")
-    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
-        file.write("one \ntwo\nthree\n")
-    for name in ("a.txt", "a.txt.gz"):
-        assert read_texts(tmp_path / name, 2) == ["one", "two"]
-
-
-def test_figures_go_on_where_they_were(tmp_path: Path, capsys):
-    file = tmp_path / "speed.json"
-    head = {"environment": describe_environment(1, "cpu"), "layers": 24, "threads": 2}
-    figures = growing.begin(file, head, resume=True)
-    assert figures == head and figures is not head
-    figures["teachers"] = {"bert-large": 3}
-    growing.write(file, figures)
-    another_day = {**head["environment"], "date": "2030-01-01", "commit": "b"}
-    later = {**head, "environment": another_day, "threads": 1}
-    assert growing.begin(file, later, resume=True) == figures
-    assert growing.begin(file, later, resume=False) == later
-    assert growing.begin(None, head, resume=True) == head
-    for other, named in (
-        ({**head, "layers": 2}, "layers=24, and this call 2"),
-        ({**head, "environment": {**head["environment"], "processor": "Z80"}}, "processor="),
-        ({**head, "environment": {**head["environment"], "gpus": ["H100"]}}, "gpus="),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            growing.begin(file, other, resume=True)
-        assert ended.value.code == 2 and named in capsys.readouterr().err
-    # Two machines with the same GPU may have other processors.
-    on_gpu = {**head, "environment": {**head["environment"], "gpus": ["H100"]}}
-    growing.write(file, on_gpu)
-    other = {**on_gpu, "environment": {**on_gpu["environment"], "processor": "Z80"}}
-    assert growing.begin(file, other, resume=True) == on_gpu

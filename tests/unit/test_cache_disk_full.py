@@ -14,12 +14,10 @@ from cache_files import (
     contents,
     make_keys,
     published,
-    write_block,
     write_cache,
 )
 
-from ds_distill.cache.build import Build
-from ds_distill.cache.build_plan import BUILDING, Plan
+from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.files import is_disk_full
@@ -83,21 +81,3 @@ def test_a_full_disk_leaves_a_cache_that_is_there_as_it_is(disk):
     dummy.unlink()
     write_cache(path, KEYS, SCHEMAS)
     check_rows(path, KEYS, SCHEMAS)
-
-
-def test_after_a_block_that_had_no_room_the_same_process_goes_on(disk):
-    path, schema = disk / "cache", SCHEMAS["first"]
-    build = Build(path, Plan(0, 256, [KEYS]), {"first": ({}, schema)})
-    assert build.join() == 0
-    write_block(build, "first", 0)
-    dummy = leave(disk, 2 * 4096)
-    with pytest.raises(OSError, match="No space left"):
-        write_block(build, "first", 1)
-    dummy.unlink()
-    again = Build(path, build.plan, build.teachers)
-    assert again.join() == 1
-    for at in (1, 2):
-        write_block(again, "first", at)
-    again.finish()
-    check_rows(path, KEYS, {"first": schema})
-    CacheReader(path).verify()

@@ -75,21 +75,6 @@ def test_what_students_read_of_a_cache_is_what_they_were_trained_on():
     assert found["read"] == 696 and found["saved"] is None, "its seconds are of other work"
 
 
-def test_what_a_student_read_is_counted_to_the_cache_that_it_read():
-    """It was counted to every cache before it."""
-    reads = {"split": "transfer", "teachers": "cached", "batch_size": 10, "epochs": 1, **LOSSES}
-    caches = [
-        {"cache": {"name": split, "splits": [split]}} for split in ("train", "transfer", "other")
-    ]
-    again = {"cache": {"name": "again", "splits": ["transfer"]}}
-    recipe = recipe_of(*caches, again, {"distil": reads})
-    names = ("train", "transfer", "other", "again")
-    records = [{"phase": n, "kind": "cache", "seconds": 10.0, "added": 100} for n in names]
-    trained = {"trained": [{"output": "a", "examples": 100, "steps": 10}]}
-    found = {one["phase"]: one["read"] for one in cache_savings(recipe, [*records, trained])}
-    assert found == {"train": 0, "transfer": 0, "other": 0, "again": 100}
-
-
 def test_of_equals_the_first_and_without_choosing_examples_the_last():
     recipe = recipe_of(THREE)
     equal = dict.fromkeys(("average", "random", "ca-mkd"), 0.5)
@@ -140,13 +125,6 @@ def test_the_student_that_a_recipe_names_is_shipped_whatever_chooses():
         assert choose_student(recipe, records) == (number, name)
         of = [one["of"] for one in uses(recipe, records) if one["use"] == "choose"]
         assert of and all("student to ship" not in one for one in of)
-
-
-def test_of_two_trainings_under_one_name_the_last_is_shipped():
-    """As evaluations and the report find it, whatever the first one's score was."""
-    again = {"fine-tune": {"models": "student"}}
-    records = [record_of("fine-tune", {"student": score}) for score in (0.9, 0.4)]
-    assert choose_student(recipe_of(again, again), records) == (1, "student")
 
 
 @pytest.mark.parametrize(("metric", "best"), [("macro_f1", "random"), ("ece", "average")])

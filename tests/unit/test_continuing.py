@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +22,13 @@ from runs import evaluation
 from safetensors.torch import load_file, save_file
 
 from ds_distill import load_recipe, run_recipe
-from ds_distill.cli.loading import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
-from ds_distill.phases import cache as cache_phase
 from ds_distill.process import signals as stopping
 from ds_distill.process.signals import Stopped
-from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog, read_events
+from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.timings import read_timings
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -115,35 +111,6 @@ def test_a_request_after_the_last_report_of_a_training(
     assert RunFolder(tmp_path / "run").finished_training(0, ["student"])
 
 
-def test_a_folder_that_is_there_needs_no_writable_parent(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container has the folder itself as a mount."""
-    loaded, folder = load_recipe(recipe), tmp_path / "parent" / "run"
-    folder.mkdir(parents=True)
-    unwritable = {folder.parent}
-    monkeypatch.setattr(os, "access", lambda path, mode: path not in unwritable)
-    RunFolder(folder).check_new_or_same(loaded, resume=False)
-    with pytest.raises(UserError, match=r"other: cannot be created, because .*parent is not wr"):
-        RunFolder(folder.parent / "other").check_new_or_same(loaded, resume=False)
-    unwritable.add(folder)
-    with pytest.raises(UserError, match=r"run: cannot be written, because .*run is not writable"):
-        RunFolder(folder).check_new_or_same(loaded, resume=False)
-
-
-def test_the_path_of_a_student_is_that_of_one(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("ds_distill.run.execute.execute", lambda *given, **options: {})
-    monkeypatch.setenv("RANK", "0")
-    for student in (False, True):
-        if student:
-            (tmp_path / "student").mkdir()
-        execute_recipe(load_recipe(recipe), tmp_path, resume=False)
-        said = capsys.readouterr().out
-        assert "\nReport   " in said and ("\nStudent  " in said) == student
-
-
 def record_of(output: str) -> dict[str, Any]:
     return {"output": output, "split": "train", "examples": 1, "steps": 1, "choosing": None}
 
@@ -200,20 +167,6 @@ def test_a_kill_while_models_are_published(
     assert sorted(file.name for file in path.iterdir()) == ["models"]
 
 
-def test_events_with_a_line_separator_of_unicode_stay(tmp_path: Path, recipe: Path) -> None:
-    loaded = load_recipe(recipe)
-    RunLog(tmp_path, loaded, enabled=True, resumed=False).event(
-        "warning", phase="a", text="a\u2028b"
-    )
-    log = RunLog(tmp_path, loaded, enabled=True, resumed=True)
-    for step in (1, 2):
-        log.event("train", phase="student", step=step, timing={"steps": 1, "seconds": {}})
-    assert log.forget_after("student", 1) == [2]
-    [(_, warning), (_, train)] = read_events(tmp_path / "metrics.jsonl")
-    assert (warning["text"], train["step"]) == ("a\u2028b", 1)
-    assert read_timings(tmp_path / "metrics.jsonl").keys() == {(0, "student")}
-
-
 def test_a_phase_takes_the_seconds_of_all_its_starts(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,30 +191,6 @@ def test_a_phase_takes_the_seconds_of_all_its_starts(
     assert start() == 35.0
     names = [event["event"] for event in events(tmp_path)]
     assert names == ["phase", "train", "train", "train", "start"]
-
-
-def test_a_cache_phase_says_how_much_is_written(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A phase that was killed by SIGKILL had worked, by its events, until it began."""
-    monkeypatch.setattr(cache_phase, "LOOK_SECONDS", -1.0)
-    log = RunLog(tmp_path, load_recipe(recipe), enabled=True, resumed=False)
-    blocks = [(number, slice(4 * number, 4 * number + 4)) for number in range(4)]
-    build: Any = SimpleNamespace(
-        plan=SimpleNamespace(blocks=blocks),
-        left=lambda teacher: [1, 2, 3],
-        there=lambda teacher: {0, 3},
-    )
-    run: Any = SimpleNamespace(log=log, world=SimpleNamespace(is_main=True))
-    log.start_phase(0, "cache")
-    with cache_phase._progress(run, "first", build) as advance:
-        advance([1])  # 0 was there, and another process has written 3
-        advance([2])
-    found = [event for event in events(tmp_path) if event["event"] == "written"]
-    assert [(event["phase"], event["examples"]) for event in found] == [
-        ("first", 12),
-        ("first", 16),
-    ]
 
 
 def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

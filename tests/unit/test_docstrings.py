@@ -1,14 +1,10 @@
 """Docstrings as a corpus: what is taken, what is left out, and which split it lands in."""
 
-import gc
 import importlib
 import re
-import sys
 
 import datasets
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ds_distill.data import docstrings
 from ds_distill.data.docstrings import (
@@ -55,7 +51,7 @@ PARAGRAPHS = (
     "An inner function of module {number} about a {word}.",
 )
 WORDS = {"fakeone": "plum", "faketwo": "pear"}
-MODULES = 60
+MODULES = 30
 
 
 @pytest.fixture
@@ -89,12 +85,7 @@ def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
     ("docstring", "expected"),
     [
         ("One two three four five six.", ["One two three four five six."]),
-        ("One two three four five.", []),
         ("One two three\n  four   five six.\n \nToo short.", ["One two three four five six."]),
-        (
-            "Parameters\n----------\nx : array of numbers to add",
-            ["Parameters x : array of numbers to add"],
-        ),
         ("Some words before the code:\n\n>>> f(1, 2) # and a comment behind\n3", []),
         (
             "The code that follows is left out::\n\n    one two three four five six\n\n"
@@ -107,19 +98,10 @@ def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
             ["And here the prose goes on again."],
         ),
         ("```\none two three four five six seven\n\na b c d e f g\n```", []),
-        ("", []),
-        ("\n\n----\n\n", []),
     ],
 )
 def test_paragraphs_are_prose(docstring, expected):
     assert list(paragraphs(docstring)) == expected
-
-
-@given(st.text(st.sampled_from(" \n\tab:.>-"), max_size=60))
-def test_paragraphs_are_tidy_whatever_comes(docstring):
-    for paragraph in paragraphs(docstring):
-        assert len(paragraph.split()) >= docstrings.MIN_WORDS
-        assert paragraph == " ".join(paragraph.split())
 
 
 @pytest.mark.parametrize(
@@ -164,16 +146,6 @@ def test_a_file_is_in_one_split_and_nothing_is_lost(packages, tmp_path):
             assert places[word, number] == split
             count += 1
     assert count == 2 * MODULES * len(PARAGRAPHS)
-
-
-def test_a_source_looks_at_the_packages_once(packages, tmp_path, monkeypatch):
-    looked = []
-    find = docstrings._files
-    monkeypatch.setattr(docstrings, "_files", lambda name: (looked.append(name), find(name))[1])
-    source = open_source(task(), tmp_path)
-    for split in source.splits:
-        source.read(split)
-    assert sorted(looked) == sorted(set(looked)) == sorted(source.labels)
 
 
 def test_the_source_caps_each_class_and_hides_it_where_there_are_no_labels(packages, tmp_path):
@@ -224,23 +196,6 @@ def test_docstrings_without_labels_stand_beside_texts_of_a_file(packages, tmp_pa
         assert read[column][:-1] == [value for part in wanted for value in part[column]]
 
 
-def test_labels_follow_the_recipe_order(packages, tmp_path):
-    assert open_source(task(labels=["faketwo", "fakeone"]), tmp_path).labels[0] == "faketwo"
-
-
-@pytest.mark.parametrize("split", SHARES)
-def test_files_keep_to_their_shares(split):
-    count = sum(
-        split_of_file(f"package/file_{number}.py") == list(SHARES).index(split)
-        for number in range(10_000)
-    )
-    assert abs(count / 10_000 - SHARES[split]) < 0.02
-
-
-def test_shares_add_up():
-    assert sum(SHARES.values()) == pytest.approx(1)
-
-
 def test_a_second_reading_extracts_nothing_until_a_file_changes(tmp_path, monkeypatch):
     folder = tmp_path / "site" / "fakethree"
     folder.mkdir(parents=True)
@@ -257,24 +212,6 @@ def test_a_second_reading_extracts_nothing_until_a_file_changes(tmp_path, monkey
     assert len(datasets.Dataset.from_file(str(second))) == 2
 
 
-def test_parsing_leaves_the_collector_as_it_was(tmp_path):
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), docstrings._parsing():
-        assert not gc.isenabled()
-        raise ZeroDivisionError
-    assert gc.isenabled()
-
-
-def test_a_real_package(tmp_path):
-    modules = set(sys.modules)
-    source = open_source(task("docstrings:networkx,yaml"), tmp_path)
-    data = source.read("train")
-    assert len(data) > 1000
-    assert "networkx" not in " ".join(data["text"]).lower()
-    assert all(len(text.split()) >= 6 and ">>>" not in text for text in data["text"])
-    assert not {name for name in set(sys.modules) - modules if name.startswith("networkx")}
-
-
 # --------------------------------------------------------------------------------- bad input
 
 
@@ -282,17 +219,12 @@ def test_a_real_package(tmp_path):
     ("given", "expected"),
     [
         (task("docstrings:"), ["''", "docstrings:PACKAGE"]),
-        (task("docstrings:fakeone,"), ["''", "docstrings:PACKAGE"]),
-        (task("docstrings:os.path"), ["'os.path'", "import name"]),
         (task("docstrings:fakeone,fakeone"), ["'fakeone'", "twice"]),
         (task("docstrings:nosuchpackage"), ["'nosuchpackage'", "pip install nosuchpackage"]),
-        (task("docstrings:skleam"), ["'skleam'", "Did you mean `sklearn`?"]),
         (task("docstrings:sys"), ["'sys'", "no Python files"]),
         (task("docstrings:fakeempty"), ["'fakeempty'", "no docstring paragraphs"]),
         (task(labels=["fakeone", "other"]), ["task.labels", "'faketwo'"]),
-        (task(config="a"), ["task.data.config"]),
         (task(columns=Columns(text_b="b")), ["task.data.columns.text_b"]),
-        (task(splits={"train": "trian"}), ["task.data.splits.train=trian", "`train`"]),
         (task(per_class={"dev": 1}), ["'dev'", "train, transfer, validation, test"]),
         (task(splits={"test": "validation"}), ["'train'", "test"]),
     ],

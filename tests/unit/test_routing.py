@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from ds_distill.errors import UserError
@@ -232,16 +231,34 @@ each_routing = pytest.mark.parametrize(
 
 
 @each_routing
-@settings(max_examples=60, deadline=None)
-@given(case=cases(), mix=st.sampled_from(["logits", "probabilities"]), temperature=st.floats(1, 4))
-def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperature):
-    if routing.policy == "random":  # its choice has tests of its own
-        routing = Average()
+@settings(max_examples=15)
+@given(
+    case=cases(),
+    mix=st.sampled_from(["logits", "probabilities", "losses"]),
+    temperature=st.floats(1, 4),
+    order=st.randoms(),
+)
+def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperature, order):
+    """In whatever order the teachers are given, and were fitted."""
     logits, labels, correct, total = case
-    table = make_table(correct, total, list(correct))
+    routing = routing.model_copy(update={"mix": mix})
     routed = route(
-        routing.model_copy(update={"mix": mix}), logits, labels, table, temperature=temperature
+        routing, logits, labels, make_table(correct, total, list(correct)), temperature=temperature
     )
+    names, others = list(logits), list(correct)
+    order.shuffle(names)
+    order.shuffle(others)
+    shuffled, table = {name: logits[name] for name in names}, make_table(correct, total, others)
+    again = route(routing, shuffled, labels, table, temperature=temperature)
+    places = [list(logits).index(name) for name in names]
+    torch.testing.assert_close(again.weights, routed.weights[places])
+    assert (routed.logits is None) == (mix == "losses")
+    if routed.logits is not None:
+        torch.testing.assert_close(again.logits, routed.logits, rtol=1e-4, atol=1e-4)
+    if routing.policy in NORMALISED:
+        torch.testing.assert_close(routed.weights.sum(dim=0), torch.ones(len(labels)))
+    if routing.policy == "random":  # its choice has tests of its own
+        return
     teachers = named(make_keys(len(labels)))
     for row, label in enumerate(labels):
         scores = {name: values[row].tolist() for name, values in logits.items()}
@@ -249,6 +266,8 @@ def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperat
         if routing.policy == "calibrated":
             scores = {name: [x / TEMPERATURES[name] for x in scores[name]] for name in scores}
         assert routed.weights[:, row].tolist() == pytest.approx(list(wanted.values()), abs=1e-5)
+        if mix == "losses":
+            continue
         if mix == "logits":
             columns = zip(*scores.values(), strict=True)
             mixed = [
@@ -264,39 +283,6 @@ def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperat
             ]
             target = torch.softmax(routed.logits[row] / temperature, dim=0)
             assert target.tolist() == pytest.approx(mixed, abs=1e-4)
-
-
-@each_routing
-@settings(max_examples=40, deadline=None)
-@given(case=cases(), mix=st.sampled_from(["logits", "probabilities", "losses"]), order=st.randoms())
-def test_targets_are_distributions_and_do_not_depend_on_the_order_of_teachers(
-    routing, case, mix, order
-):
-    logits, labels, correct, total = case
-    routing = routing.model_copy(update={"mix": mix})
-    routed = route(routing, logits, labels, make_table(correct, total, list(correct)))
-    assert routed.weights.shape == (len(logits), len(labels))
-    assert (routed.weights >= 0).all()
-    if routing.policy in NORMALISED:
-        torch.testing.assert_close(routed.weights.sum(dim=0), torch.ones(len(labels)))
-    if mix == "losses":
-        assert routed.logits is None
-    else:
-        target = torch.softmax(routed.logits, dim=-1)
-        assert torch.isfinite(target).all()
-        torch.testing.assert_close(target.sum(dim=-1), torch.ones(len(labels)))
-
-    names = list(logits)
-    order.shuffle(names)
-    others = list(correct)
-    order.shuffle(others)
-    again = route(
-        routing, {n: logits[n] for n in names}, labels, make_table(correct, total, others)
-    )
-    places = [list(logits).index(name) for name in names]
-    torch.testing.assert_close(again.weights, routed.weights[places])
-    if routed.logits is not None:
-        torch.testing.assert_close(again.logits, routed.logits, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------- what is learnt from a split
@@ -348,7 +334,7 @@ def gate_by_hand(scores, states, fitted):
     return normalised(target)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15)
 @given(case=cases(), width=st.sampled_from([0, 3]), order=st.randoms())
 def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
     logits, labels, correct, total = case
@@ -381,7 +367,7 @@ def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
             assert routed.weights[:, row].tolist() == pytest.approx(shares, abs=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15)
 @given(case=cases())
 def test_conflicts_go_to_the_most_confident(case):
     logits, labels, correct, total = case
@@ -420,28 +406,19 @@ def speaking(count, classes=3, teachers=("ann", "bob"), seed=0, width=0):
     return words, truth.numpy(), make_keys(count)
 
 
-@pytest.mark.parametrize("true_temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("true_temperature", [0.3, 2.5])
 def test_the_temperature_that_made_the_labels_is_found(true_temperature):
     generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(20_000, 4, generator=generator)
+    logits = 2 * torch.randn(5_000, 4, generator=generator)
     draws = torch.multinomial(torch.softmax(logits / true_temperature, 1), 1, generator=generator)
     found = fit_temperature(logits, draws[:, 0])
-    assert found == pytest.approx(true_temperature, rel=0.05)
+    assert found == pytest.approx(true_temperature, rel=0.1)
     # No temperature near it is likelier.
     losses = [
         torch.nn.functional.cross_entropy(logits.double() / t, draws[:, 0])
         for t in (found * 0.99, found, found * 1.01)
     ]
     assert losses[1] < min(losses[0], losses[2])
-
-
-def test_a_teacher_that_is_always_or_never_right_has_a_finite_temperature():
-    right, wrong = torch.eye(3)[[0, 1, 2]], torch.eye(3)[[1, 2, 0]]
-    truth = torch.arange(3)
-    assert 0.04 < fit_temperature(right, truth) < 0.06
-    assert 19.0 < fit_temperature(wrong, truth) < 21.0
-    ruled_out = torch.tensor([[-math.inf, 0.0, 1.0]])
-    assert math.isfinite(fit_temperature(ruled_out, torch.tensor([0])))
 
 
 def test_confusions_count_softly_what_teachers_say():
@@ -461,8 +438,8 @@ def test_confusions_count_softly_what_teachers_say():
             assert fitted.confusion[name][:, j].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize("width", [0, 5])
-def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers(width):
+def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers():
+    width = 5
     words, truth, keys = speaking(120, width=width)
     truth[::7] = -1
     asked, _, _ = speaking(30, seed=1, width=width)
@@ -485,9 +462,9 @@ def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers(width):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("width", [0, 3])
-def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers(width):
+def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers():
     """A sum in floats depends on its order, and a recipe's order of teachers must not matter."""
+    width = 3
     words, _, _ = speaking(200, teachers=NAMES, width=width)
     fitted = make_fitted(make_table({name: [1, 1, 1] for name in NAMES}, [2, 2, 2], NAMES), width)
     for policy in ("posterior", "gate"):
@@ -519,34 +496,8 @@ def test_targets_do_not_see_the_labels_of_the_batch(policy):
         assert torch.equal(one.weights, other.weights)
 
 
-def test_one_teacher_can_be_calibrated_and_corrected():
-    words, truth, keys = speaking(200, teachers=("only",))
-    fitted = fit(words, truth, keys, list("abc"))
-    for policy in ("calibrated", "posterior", "gate"):
-        routed = Router(policy, fitted=fitted)(words, make_batch(truth))
-        assert (routed.weights == 1).all()
-        right = (routed.logits.argmax(1).numpy() == truth).mean()
-        assert right >= (words["only"].logits.argmax(1).numpy() == truth).mean() - 0.02
-
-
-def test_the_gate_starts_from_the_calibrated_average():
-    # Nothing to learn from: the labels are noise to every feature but the average itself.
-    words, truth, keys = speaking(400, width=4)
-    fitted = fit(words, truth, keys, list("abc"))
-    flat = Gate(torch.zeros_like(fitted.gate.weight), torch.zeros_like(fitted.gate.bias), True)
-    plain = flat.logits(
-        {name: outputs.logits for name, outputs in words.items()},
-        {name: outputs.hidden[-1] for name, outputs in words.items()},
-        fitted.temperatures,
-        {},
-    )
-    average = Router("calibrated", fitted=fitted)(words, make_batch(truth))
-    torch.testing.assert_close(torch.softmax(plain, 1), torch.softmax(average.logits, 1))
-
-
-@pytest.mark.parametrize("width", [0, 4])
-def test_what_is_fitted_survives_the_disk(width, tmp_path):
-    words, truth, keys = speaking(60, width=width)
+def test_what_is_fitted_survives_the_disk(tmp_path):
+    words, truth, keys = speaking(60, width=4)
     fitted = fit(words, truth, keys, list("abc"))
     fitted.save(tmp_path / "routing.safetensors")
     again = load_fitted(tmp_path / "routing.safetensors")
@@ -599,14 +550,6 @@ def test_a_gate_takes_at_most_so_many_examples(monkeypatch):
     assert not torch.allclose(whole, some, atol=1e-2)
 
 
-def test_folds_belong_to_the_text():
-    _, _, keys = speaking(1000)
-    folds = folds_of(keys, 0)
-    assert torch.equal(folds_of(keys.flip(0), 0).flip(0), folds)
-    assert torch.bincount(folds, minlength=FOLDS).min() > 150
-    assert not torch.equal(folds_of(keys, 1), folds)
-
-
 # ------------------------------------------------------- the thesis's own examples
 
 FRUIT = {"T1": [9, 0, 0], "T2": [0, 8, 0], "T3": [0, 0, 7]}  # T1 knows Apple, T2 Orange, T3 Grass
@@ -640,15 +583,6 @@ def test_the_apples_and_oranges_of_section_4_7_1(
         assert dict(zip(FRUIT, routed.weights[:, 0].tolist(), strict=True))[wanted] == 1.0
 
 
-def test_section_4_6_1_joy_and_surprise():
-    # Teacher 1 knows joy, teacher 2 surprise and is the better overall; each predicts its own.
-    table = make_table({"one": [9, 1], "two": [2, 10]}, [10, 10], ["one", "two"])
-    logits = {"one": torch.tensor([[2.0, 0.0]]), "two": torch.tensor([[0.0, 2.0]])}
-    routed = route("expertise", logits, table=table)
-    assert routed.weights[:, 0].tolist() == [0.0, 1.0]
-    assert routed.logits.tolist() == [[0.0, 2.0]]
-
-
 # ------------------------------------------------------------------------ expertise table
 
 
@@ -665,13 +599,6 @@ def test_the_table_counts_right_answers_per_class():
     again = ExpertiseTable.from_json(table.to_json())
     assert again.experts.tolist() == table.experts.tolist()
     assert (again.teachers, again.labels) == (table.teachers, table.labels)
-
-
-def test_equal_teachers_are_told_apart_by_their_names():
-    for teachers in (["ann", "bob"], ["bob", "ann"]):
-        table = make_table({"ann": [3, 3], "bob": [3, 3]}, [5, 5], teachers)
-        assert {table.teachers[t] for t in table.experts} == {"ann"}
-        assert table.teachers[table.ranking[0]] == "ann"
 
 
 # ------------------------------------------------------------------------ random choices
@@ -708,18 +635,6 @@ def test_random_choices_are_uniform_and_independent_between_epochs_and_seeds():
 # ------------------------------------------------------------------- weights and extremes
 
 
-def test_confidence_aware_weights_prefer_the_teacher_that_is_right():
-    logits = {"right": torch.tensor([[4.0, 0.0]]), "wrong": torch.tensor([[0.0, 4.0]])}
-    for policy in ("ca-mkd", "mt-bert"):
-        right, wrong = route(policy, logits, [0]).weights[:, 0]
-        assert right > 2 * wrong
-
-
-def test_one_teacher_has_all_the_weight_of_ca_mkd():
-    weights = route("ca-mkd", {"only": torch.tensor([[1.0, 5.0]])}, [0]).weights
-    assert weights.tolist() == [[1.0]]
-
-
 EXTREMES = {
     "minus infinity where another teacher is finite": ([[-math.inf, 1.0, 2.0]], [[1.0, 2.0, 3.0]]),
     "minus infinity in all": ([[-math.inf, 1.0, 2.0]], [[-math.inf, 2.0, 3.0]]),
@@ -728,32 +643,20 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("routing", TARGETS, ids=str)
 @pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
-def test_extreme_logits_still_give_a_finite_target(routing, extreme):
+def test_extreme_logits_still_give_a_distribution(extreme):
     logits = dict(zip(("ann", "bob"), map(torch.tensor, extreme), strict=True))
     table = make_table({"ann": [5, 0, 0], "bob": [0, 5, 5]}, [6, 6, 6], ["ann", "bob"])
-    routed = route(routing, logits, table=table)
-    assert torch.isfinite(routed.weights).all()
-    target = torch.softmax(routed.logits, dim=-1)
-    assert torch.isfinite(target).all()
-    assert target.sum().item() == pytest.approx(1.0)
-
-
-@each_routing
-@pytest.mark.parametrize("mix", ["logits", "probabilities"])
-@pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
-@pytest.mark.parametrize("label", [0, 1, -100])
-def test_extreme_logits_still_give_a_distribution(routing, mix, extreme, label):
-    logits = dict(zip(("ann", "bob"), map(torch.tensor, extreme), strict=True))
-    table = make_table({"ann": [5, 0, 0], "bob": [0, 5, 5]}, [6, 6, 6], ["ann", "bob"])
-    routed = route(routing.model_copy(update={"mix": mix}), logits, [label], table)
-    assert torch.isfinite(routed.weights).all()
-    target = torch.softmax(routed.logits, dim=-1)
-    assert torch.isfinite(target).all()
-    assert target.sum().item() == pytest.approx(1.0)
-    if mix == "probabilities" and torch.isfinite(torch.stack([*logits.values()])).all():
-        assert torch.isfinite(routed.logits).all()  # so that an MSE on them is finite too
+    mixes = [r.model_copy(update={"mix": m}) for r in ROUTINGS for m in ("logits", "probabilities")]
+    for routing, label in itertools.product([*mixes, *TARGETS], (0, 1, -100)):
+        routed = route(routing, logits, [label], table)
+        assert torch.isfinite(routed.weights).all(), routing
+        target = torch.softmax(routed.logits, dim=-1)
+        assert torch.isfinite(target).all(), routing
+        assert target.sum().item() == pytest.approx(1.0), routing
+        mixed = getattr(routing, "mix", None) == "probabilities"
+        if mixed and torch.isfinite(torch.stack([*logits.values()])).all():
+            assert torch.isfinite(routed.logits).all(), routing  # so that an MSE on them is, too
 
 
 def test_half_precision_logits_are_mixed_in_single_precision():
@@ -764,7 +667,7 @@ def test_half_precision_logits_are_mixed_in_single_precision():
     torch.testing.assert_close(routed.logits, wanted, rtol=0, atol=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(
     case=cases(),
     policy=st.sampled_from([name for name in NORMALISED if name != "calibrated"]),
@@ -789,30 +692,6 @@ def test_mixed_losses_and_mixed_probabilities_have_the_same_gradient(case, polic
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-@each_routing
-def test_masked_lm_rows_go_through_every_policy(routing):
-    rows, vocabulary = 37, 1000
-    logits = {"only": torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0))}
-    table = ExpertiseTable.measure(
-        {"only": logits["only"].numpy()}, np.arange(rows), [str(i) for i in range(vocabulary)]
-    )
-    routed = route(routing, logits, torch.arange(rows), table)
-    if routing.policy in NORMALISED:
-        assert (routed.weights == 1).all()
-    if routed.logits is not None and routing.policy != "calibrated":
-        assert torch.equal(routed.logits, logits["only"])
-
-
-def test_a_question_is_answered_without_gradients_or_changes():
-    scores = torch.randn(4, 3, requires_grad=True)
-    for routing in ROUTINGS:
-        table = make_table({"only": [1, 1, 1]}, [1, 1, 1], ["only"])
-        before = scores.detach().clone()
-        routed = route(routing, {"only": scores}, [0, 1, 2, -100], table)
-        assert not routed.weights.requires_grad
-        assert torch.equal(scores.detach(), before)
-
-
 def test_every_policy_of_the_recipe_exists_and_is_tested():
     tested = {routing.policy for routing in [*ROUTINGS, *TARGETS]}
     assert set(POLICIES) - {"chosen"} == tested
@@ -827,23 +706,6 @@ def test_the_target_of_some_rows():
         assert part.logits.tolist() == [logits[row].tolist() for row in rows]
         assert part.weights.tolist() == [[of[row].item() for row in rows] for of in weights]
         assert Target(None, weights).at(torch.tensor(rows, dtype=torch.int64)).logits is None
-
-
-def test_of_several_labels_each_is_a_problem_of_its_own():
-    """The average of logits is that of each label; a teacher that is better on one is followed
-    there."""
-    logits = {name: torch.randn(5, 2) for name in NAMES[:2]}
-    labels = torch.tensor([[1, 0], [0, 0], [1, 1], [0, 1], [-100, -100]])
-    teachers = {name: Signals(scores) for name, scores in logits.items()}
-    target = Router("average")(teachers, make_batch(labels))
-    torch.testing.assert_close(target.logits, sum(logits.values()) / 2)
-    assert target.weights.shape == (2, 5, 2)
-    right = {"ann": [8, 8], "bob": [1, 1]}, {"ann": [1, 1], "bob": [8, 8]}
-    tables = [make_table(correct, [9, 9], NAMES[:2]) for correct in right]
-    fitted = FittedByLabel(("first", "second"), tuple(map(make_fitted, tables)))
-    best = Router("best", fitted=fitted)(teachers, make_batch(labels))
-    wanted = torch.stack([logits["ann"][:, 0], logits["bob"][:, 1]], dim=1)
-    torch.testing.assert_close(best.logits, wanted)
 
 
 def label_after_label(router, signals, batch):
@@ -905,16 +767,12 @@ CHOOSING = ("average", "best", "random", "column", "expertise")
 MANY = [*POLICY_SETTINGS, *(Average(mix=mix) for mix in ("probabilities", "losses"))]
 
 
-@pytest.mark.parametrize(
-    ("width", "lacking"),
-    [(0, False), (5, False), (5, True)],
-    ids=["", "states", "a file lacks rows"],
-)
+@pytest.mark.parametrize("lacking", [False, True], ids=["", "a file lacks rows"])
 @pytest.mark.parametrize("routing", MANY, ids=str)
-def test_many_labels_at_once_are_those_of_each_label_alone(routing, width, lacking):
+def test_many_labels_at_once_are_those_of_each_label_alone(routing, lacking):
     """To the bit where logits are chosen or added. An exponential or a logarithm is rounded by
     where it stands in a vector of the processor, and a matrix's sums by their order."""
-    signals, batch, fitted = of_many_labels(9, 6, width, lacking)
+    signals, batch, fitted = of_many_labels(9, 6, 5, lacking)
     router = Router(routing, temperature=2.0, seed=3, fitted=fitted)
     found, wanted = router(signals, batch), label_after_label(router, signals, batch)
     exact = routing.policy in CHOOSING and routing.mix != "probabilities"
@@ -923,29 +781,6 @@ def test_many_labels_at_once_are_those_of_each_label_alone(routing, width, lacki
     assert (found.logits is None) == (wanted.logits is None)
     if found.logits is not None:
         torch.testing.assert_close(found.logits, wanted.logits, **bits)
-
-
-@pytest.mark.parametrize("routing", MANY, ids=str)
-def test_many_labels_take_no_more_calls_than_few(routing):
-    calls = []
-    for many in (2, 40):
-        signals, batch, fitted = of_many_labels(5, many, width=3)
-        router = Router(routing, fitted=fitted)
-        router(signals, batch)
-        with CountedCalls() as counted:
-            router(signals, batch)
-        calls.append(counted.number)
-    assert calls[0] == calls[1]
-
-
-class CountedCalls(TorchDispatchMode):
-    """Counts calls of torch's operators."""
-
-    number = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_policy_that_was_fitted_on_other_classes_is_refused():
@@ -963,7 +798,7 @@ def test_a_policy_that_was_fitted_on_other_classes_is_refused():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 def test_a_row_follows_those_that_say_something_of_it(seed, count):
     """Against asking each policy about each row alone, with the teachers of that row."""
     draw = torch.Generator().manual_seed(seed)
