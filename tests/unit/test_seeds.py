@@ -56,9 +56,7 @@ def beyond_chance(generator: np.random.Generator, count: int, **of: float) -> di
 
 CASES = [  # seeds, examples, seeds, rest; at most so often by seeds alone, by the bootstrap
     (3, 2.0, 0.0, 0.2, 0.40, 0.0),
-    (3, 1.5, 0.1, 0.5, 0.12, 0.0),
     (3, 0.5, 0.5, 0.5, 0.0, 0.12),
-    (5, 1.5, 0.1, 0.5, 0.30, 0.0),
 ]
 
 
