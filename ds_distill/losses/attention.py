@@ -56,9 +56,6 @@ class AttentionTerm(LayeredTerm):
     def of_layers(self, layers: Collection[int]) -> Reads:
         return Reads(queries=layers, keys=layers, logits=False)
 
-    def teacher_reads(self, teacher: str) -> Reads:
-        return super().teacher_reads("")
-
     @abstractmethod
     def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
         """The loss of each token: float32 [B, S], anything at padding."""

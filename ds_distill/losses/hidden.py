@@ -62,13 +62,8 @@ class LayeredTerm(Term):
         return Reads(layers, logits=False)
 
     def teacher_reads(self, teacher: str) -> Reads:
-        return self.of_layers({other for _, other in self.pairs.get(teacher, ())})
-
-
-def _pairs_of(
-    settings: LayeredSettings, student_depth: int, teacher_depths: Mapping[str, int]
-) -> dict[str, Pairs]:
-    return {name: settings.pairs(student_depth, depth) for name, depth in teacher_depths.items()}
+        pairs = self.pairs.get(teacher, self.pairs.get("", ()))  # "": of a term of one teacher
+        return self.of_layers({other for _, other in pairs})
 
 
 class HiddenMSE(LayeredTerm):
@@ -99,7 +94,7 @@ class HiddenMSE(LayeredTerm):
         settings = self.kind.model_validate(settings)
         depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
         widths = {name: (student_width, width) for name, width in teacher_widths.items()}
-        pairs = _pairs_of(settings, student_depth, depths)
+        pairs = {name: settings.pairs(student_depth, depth) for name, depth in depths.items()}
         super().__init__(settings, pairs, widths if settings.map else {})
 
     @classmethod
@@ -165,9 +160,6 @@ class Cosine(LayeredTerm):
         [width] = inputs.teacher_widths.values() or [inputs.student_width]
         widths = (inputs.student_width, width) if width != inputs.student_width else None
         return cls(settings, inputs.student_depth, depth, widths)
-
-    def teacher_reads(self, teacher: str) -> Reads:
-        return super().teacher_reads("")
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)

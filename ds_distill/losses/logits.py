@@ -198,15 +198,12 @@ class KL(Term):
             "weight": self.weight,
             "reduction": "none",
         }
-        divergence = self.settings.divergence
-        if divergence == "kl":
-            heads = _vocabulary_heads(seen)
-            if heads is not None:
-                return self.tolerated(_linear(linear_kl, *heads, options))
-            top = only_teacher(seen.teachers).top if seen.target is None else None
-            if top is not None:
-                own, taught = seen.student.logits, (top.log_probs, top.ids, top.tail_log_prob)
-                return self.tolerated(topk_kl(own[:, : top.entries], *taught, **options))
+        divergence, lone = self.settings.divergence, seen.target is None
+        if divergence == "kl" and (heads := _vocabulary_heads(seen)):
+            return self.tolerated(_linear(linear_kl, *heads, options))
+        if divergence == "kl" and lone and (top := only_teacher(seen.teachers).top) is not None:
+            own, taught = seen.student.logits, (top.log_probs, top.ids, top.tail_log_prob)
+            return self.tolerated(topk_kl(own[:, : top.entries], *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own = own[..., : wanted.shape[-1]]  # a student may know more tokens
@@ -260,8 +257,7 @@ class LogitMSE(Term):
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
-        heads = _vocabulary_heads(seen)
-        if heads is not None:
+        if heads := _vocabulary_heads(seen):
             options = {"weight": self.weight / heads[1].entries, "reduction": "none"}
             return self.tolerated(_linear(linear_mse, *heads, options))
 

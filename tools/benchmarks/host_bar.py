@@ -1,4 +1,5 @@
-"""What Python and torch's dispatch take of a step, beside TextBrewer and a plain loop.
+"""What Python and torch's dispatch take of a step, beside TextBrewer and a plain loop, and of a
+batch of a validation.
 
     pip install textbrewer
     python tools/benchmarks/host_bar.py [--config zero1_fp32] [--padded] [--output FILE]
