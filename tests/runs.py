@@ -81,15 +81,20 @@ class Runs:
             kill_all(process)
 
     def stop(
-        self, folder: Path, moment: Moment, resume: bool, send: Callable[[Process], None]
+        self,
+        folder: Path,
+        moment: Moment,
+        resume: bool,
+        send: Callable[[Process], None],
+        seconds: float = 60,
     ) -> tuple[int, str]:
         """Start or resume a run and send it something at a moment that makes it end: its exit
-        code and output."""
+        code and output. seconds: until then."""
         process = self.start(folder, resume)
         try:
             assert self._until(moment, process, folder), "the run ended too early"
             send(process)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=seconds)
         finally:
             kill_all(process)
         return process.returncode, output

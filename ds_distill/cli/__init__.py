@@ -13,7 +13,7 @@ import sys
 from ds_distill.cli.commands import app
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import is_disk_full
-from ds_distill.process.identity import get_world_size, is_rank
+from ds_distill.process.identity import get_world_size, heed_slurm, is_rank
 from ds_distill.process.launcher import end_with_launcher
 from ds_distill.process.signals import end_as_rank, exit_on_signal
 from ds_distill.process.terminal import say
@@ -28,6 +28,7 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Tokenizers use all cores. Unless told so they would stop that, with a warning, at a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    heed_slurm()
     several = get_world_size() > 1
     if several:  # what a lost connection means is reported once, in words
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -13,7 +13,7 @@ import typer
 from ds_distill.cli.loading import execute_recipe
 from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_options
 from ds_distill.errors import UserError
-from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch import LaunchOptions, Work, launch
 from ds_distill.process.identity import get_rank, get_world_size
 from ds_distill.process.terminal import say
 
@@ -58,9 +58,9 @@ def cache_build(
 
     run_folder = RunFolder((folder or default).absolute())
     if options.any_given():
-        from ds_distill.launch.launch import launch_build
-
-        launch_build(given.arguments(), loaded, run_folder, options)
+        last = run_folder.record(caches[-1], loaded.phase_names()[caches[-1]])
+        resume = run_folder.holds_run()
+        launch(Work(loaded, run_folder, ["cache", "build"], last, resume, ()), options)
     else:
         execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
     if worker and folder is None and get_rank() == 0:

@@ -37,7 +37,8 @@ from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.errors import UserError
-from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch import LaunchOptions, Work
+from ds_distill.launch import launch as launch_ranks
 from ds_distill.process.activity import announced
 from ds_distill.process.identity import get_rank, is_rank
 from ds_distill.process.terminal import say
@@ -170,7 +171,8 @@ def launch(
     *,
     options: LaunchOptions,
 ) -> None:
-    """Run a recipe on many ranks: of this machine, of several, or of a Slurm job.
+    """Run a recipe on many ranks, of this machine or of several: by torchrun, or by DeepSpeed's
+    runner with --hostfile.
 
     On several machines the folder must be on a file system that all of them see. A recipe with
     `seeds` runs once with each, on this machine; FOLDER is as of `sweep`.
@@ -185,12 +187,14 @@ def launch(
     if loaded.seeds is not None and here:
         _run_seeds(given, path, HowToRun(num_gpus=options.num_gpus, keep=keep), resume)
         return
-    from ds_distill.launch.launch import launch_run
     from ds_distill.run.folder import RunFolder
 
     run_folder = RunFolder(path.absolute())
-    arguments = given.arguments() + (["--until", until] if until else [])
-    launch_run(arguments, loaded, run_folder, options, resume=resume, until=until)
+    command, result = ["run"], run_folder.results
+    if until is not None:
+        command += ["--until", until]
+        result = run_folder.record(loaded.phase_names().index(until), until)
+    launch_ranks(Work(loaded, run_folder, command, result, resume), options)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
@@ -262,6 +266,21 @@ def route(
     from ds_distill.phases.expertise import route as compare_policies
 
     compare_policies(loaded, folder or Path("runs") / loaded.name)
+
+
+@app.command(epilog="Example: ds-distill status runs/my-run")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+) -> None:
+    """What came of a run, and what to do next.
+
+    Exit codes: 0 it is finished; 3 it runs; 75 it can go on; 2 or 1 it has failed, as its own.
+    """
+    from ds_distill.run.folder import RunFolder
+
+    code, text = RunFolder(folder).status()
+    say(text)
+    raise typer.Exit(code)
 
 
 app.command(

@@ -12,8 +12,15 @@ from typing import Any, TextIO
 
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
+from ds_distill.process.failures import first_failure
 from ds_distill.process.garbage_collection import without_garbage_collection
-from ds_distill.process.identity import get_rank, get_world_size, is_rank, restarts
+from ds_distill.process.identity import (
+    get_rank,
+    get_world_size,
+    is_launched,
+    is_rank,
+    restarts,
+)
 from ds_distill.process.signals import Stopped, exit_on_signal, print_error
 from ds_distill.process.terminal import say
 
@@ -61,8 +68,10 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
     from ds_distill.run.folder import RunFolder
 
     folder = RunFolder(path)
-    # What torchrun starts anew goes on.
-    resume = resume or (restarts() > 0 and folder.holds_run())
+    if restarts() and (failure := first_failure(path)) is not None and failure.is_final:
+        sys.exit(failure.exit_code)  # torchrun starts all anew whatever ends a rank
+    # What torchrun starts anew goes on. A launch has judged the folder for its ranks.
+    resume = resume or (folder.holds_run() and (restarts() > 0 or is_launched()))
 
     def message() -> str:
         return folder.how_to_continue(*([] if first is not None else ["--resume"]))
@@ -77,7 +86,8 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
     except Stopped as error:
         if get_world_size() > 1:
             raise
-        print_error(f"{error}. {message()}")
+        if not is_launched():
+            print_error(f"{error}. {message()}")
         sys.exit(error.exit_code)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):

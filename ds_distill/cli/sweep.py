@@ -83,7 +83,8 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resum
 
     report: writes what the runs found, and returns it as text.
     """
-    from ds_distill.sweep.run_processes import Pool, launches_at_once, visible_gpus
+    from ds_distill.process.machine import visible_gpus
+    from ds_distill.sweep.run_processes import Pool, launches_at_once
 
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
     lines = asked.what_it_does()

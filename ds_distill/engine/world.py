@@ -23,7 +23,7 @@ from deepspeed.accelerator import get_accelerator
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark_waiting
 from ds_distill.process.identity import get_rank, get_world_size, is_rank
-from ds_distill.process.ports import free_port
+from ds_distill.process.ports import free_port, interface_towards
 from ds_distill.process.rendezvous import Rendezvous
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class World:
                 timeout = timedelta(seconds=limit + 60)
                 rank, size = get_rank(), get_world_size()
                 if size > 1:
+                    _choose_interface(size)
                     _rendezvous = rendezvous or Rendezvous.join(limit)
                     torch.distributed.init_process_group(
                         backend,
@@ -156,6 +157,15 @@ def _own_gpu(local_rank: int, visible: int) -> int:
             "more ranks on a host than it has GPUs, or show each rank its own GPU alone."
         )
     return 0 if visible == 1 else local_rank
+
+
+def _choose_interface(size: int) -> None:
+    """Of ranks of several hosts: gloo talks over the network on which they meet."""
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    if size > int(here) and "GLOO_SOCKET_IFNAME" not in os.environ:
+        name = interface_towards(os.environ["MASTER_ADDR"])
+        if name is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _announce(missing: str) -> None:

@@ -17,7 +17,7 @@ from ds_distill.process.signals import STOPPED
 FOLDER = "failures"
 """In the run's folder."""
 
-Kind = Literal["mistake", "stopped", "fault", "port", "lost"]
+Kind = Literal["mistake", "stopped", "fault", "lost"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,18 @@ class Failure:
     """Seconds since 1970, by the clock of the rank's host."""
     kind: Kind
     """`mistake`: the user's input is wrong. `stopped`: a signal, and a checkpoint was saved.
-    `port`: ranks cannot meet at the port that they were given. `fault`: any other error of its own.
-    `lost`: only what another rank's end did to this one."""
+    `fault`: any other error of its own. `lost`: only what another rank's end did to this one."""
     message: str
     """One paragraph, without a traceback."""
 
     @property
     def exit_code(self) -> int:
         return {"mistake": 2, "stopped": STOPPED}.get(self.kind, 1)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a start without a person would come to it again, or is not wanted."""
+        return self.kind in ("mistake", "stopped")
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}: {self.message}"

@@ -4,7 +4,9 @@ hosts and after its process id was given again."""
 from __future__ import annotations
 
 import os
+import re
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,19 +14,45 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from ds_distill.files import read_text
+from ds_distill.process.ports import PORTS
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
-LAUNCHED = "DS_DISTILL_LAUNCHED"
-"""Environment variable of ranks whose standard input `ds-distill launch` holds open: it closes when
-the launch ends, for any reason. Its value is a name of that launch."""
-HOST = "DS_DISTILL_HOST"
-"""Environment variable of ranks: the name by which `ds-distill launch` has reached their host."""
+LAUNCHED = ".launch.yaml"
+"""In a run's folder: the recipe as `ds-distill launch` gives it to its ranks."""
+STOP = ".stop"
+"""In a run's folder: a word of the launch to its ranks, where signals would not reach them all."""
 
 
 def is_rank() -> bool:
     """Whether a launcher started this process as a rank."""
     return "RANK" in os.environ
+
+
+def is_launched() -> bool:
+    """Whether `ds-distill launch` started this process as a rank: it sees to what a user is told. A
+    variable would not come to other hosts."""
+    return is_rank() and any(os.path.basename(word) == LAUNCHED for word in sys.argv)
+
+
+def heed_slurm() -> None:
+    """Make a task of `srun -n N ds-distill run` a rank, by the variables that torchrun sets."""
+    size = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if is_rank() or size == "1" or sys.argv[1:2] not in (["run"], ["cache"]):
+        return
+    # Such as `node[001-004,7],gpu1`, and `8(x2)`.
+    first = re.match(r"([^\[,]+)(?:\[(\d+))?", os.environ["SLURM_STEP_NODELIST"])
+    tasks_here = re.match(r"\d+", os.environ["SLURM_STEP_TASKS_PER_NODE"])
+    assert first is not None and tasks_here is not None
+    job = int(os.environ["SLURM_JOB_ID"]) + int(os.environ.get("SLURM_STEP_ID", "0"))
+    os.environ |= {
+        "RANK": os.environ["SLURM_PROCID"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": tasks_here[0],
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", "".join(filter(None, first.groups()))),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(PORTS[job % len(PORTS)])),
+    }
 
 
 def get_rank() -> int:
@@ -56,8 +84,7 @@ class ProcessId:
 
     @staticmethod
     def of_this() -> ProcessId:
-        host = os.environ.get(HOST) or socket.gethostname()
-        return ProcessId(host, os.getpid(), _born(os.getpid()), machine())
+        return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), machine())
 
     def __str__(self) -> str:
         return f"process {self.pid} on host {self.host}"

@@ -1,5 +1,5 @@
-"""Ranks that DeepSpeed's launcher or torchrun has started end with it, as those of `ds-distill
-launch` do. Neither sees to that: after SIGKILL of one its ranks would go on."""
+"""Processes end with those that have started them, also where these are killed: ranks with
+torchrun or DeepSpeed's launcher, neither of which sees to that, and runs with their sweep."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ds_distill.process.identity import LAUNCHED, is_rank
+from ds_distill.process.identity import is_rank
 
 _TORCHRUN, _DEEPSPEED = "TORCHELASTIC_RUN_ID", "CROSS_SIZE"
 """Variables that they, and no other launchers, set for ranks."""
@@ -25,19 +26,33 @@ def end_with_launcher() -> None:
     """To be called as early as possible: of a launcher that ends before, nothing is known. Both
     start ranks in their main thread; of others that is not known, and the kernel's signal comes at
     the end of a thread."""
-    if not is_rank() or LAUNCHED in os.environ:
+    if not is_rank():
         return
     if _TORCHRUN not in os.environ and _DEEPSPEED not in os.environ:
         return
     parent = os.getppid()
     command = _command_of(parent) if _DEEPSPEED in os.environ else None
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        return  # not Linux
-    if os.getppid() != parent:
-        os._exit(1)
+    ends_with(parent)()
     if command is not None:  # `deepspeed` starts the parent, which does not end with it
         threading.Thread(target=_end_with, args=[command, parent], daemon=True).start()
+
+
+def ends_with(parent: int) -> Callable[[], None]:
+    """A function for a child of a process, such as Popen's `preexec_fn`: it gets SIGKILL when that
+    one ends. The parent must start it in its main thread."""
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return end_with_parent
+
+
+def shell_code(code: int) -> int:
+    """A child's exit code as shells have it: 128 + N after signal N."""
+    return 128 - code if code < 0 else code
 
 
 def _command_of(launcher: int) -> int | None:

@@ -25,7 +25,7 @@ from pydantic import Field, TypeAdapter
 from ds_distill.errors import UserError
 from ds_distill.files import kind_of_node, read_text
 from ds_distill.process.activity import Tell
-from ds_distill.process.identity import LAUNCHED, ProcessId
+from ds_distill.process.identity import ProcessId
 
 NAME = "lock.json"
 
@@ -62,13 +62,10 @@ class Owner:
     """When it took the lock, in seconds since 1970 by its own clock."""
     nonce: Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
     """A part of a file's name, see `FolderLock._claim`."""
-    launch: str = ""
-    """The `ds-distill launch` that started it, by the value of LAUNCHED."""
 
     @staticmethod
     def this_process() -> Owner:
-        launch = os.environ.get(LAUNCHED, "")
-        return Owner(ProcessId.of_this(), time.time(), uuid.uuid4().hex, launch)
+        return Owner(ProcessId.of_this(), time.time(), uuid.uuid4().hex)
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).isoformat(" ", "seconds")
@@ -150,16 +147,6 @@ class FolderLock:
             return
         if not self._is_over(owner):
             raise self.refusal(owner)
-
-    def owner_elsewhere(self) -> Owner | None:
-        """The process that has the folder, where only its own host can tell whether it runs."""
-        owner = self._read()
-        return owner if owner is not None and owner.process.is_alive() is None else None
-
-    def remove(self, owner: Owner) -> None:
-        """Remove the lock of a process that has ended for certain, unless another one has."""
-        while self._is_still(owner):
-            self._remove(owner, Owner.this_process())
 
     def take(self) -> None:
         """Take the lock, also from a process that has ended for certain. Makes the folder.
@@ -275,21 +262,17 @@ class FolderLock:
             return True
         return owner.process.is_alive() is False
 
-    def refusal(self, owner: Owner, unasked: str = "") -> Locked:
+    def refusal(self, owner: Owner) -> Locked:
         """What to tell where an owner has the folder. Watches for a sign of one that only its own
-        host could tell about.
-
-        unasked: why that host was not asked, in words.
-        """
+        host could tell about."""
         if owner.process.is_alive() or first_sign([self.path]) is not None:
             return self.in_use(owner)
         host, pid = owner.process.host, owner.process.pid
-        because = unasked or "only its own host can tell whether it runs"
         return Locked(
             f"{self._what} {self.path.parent} is locked by {owner}, which gave no sign in "
-            f"{WATCH_SECONDS:g} seconds, and {because}. Where `ps -p {pid}` on {host} finds no "
-            f"such process, or {host} was started again since, remove {self.path} and run the same "
-            "command again."
+            f"{WATCH_SECONDS:g} seconds, and only its own host can tell whether it runs. Where "
+            f"`ps -p {pid}` on {host} finds no such process, or {host} was started again since, "
+            f"remove {self.path} and run the same command again."
         )
 
     def in_use(self, owner: Owner) -> Locked:
@@ -365,15 +348,6 @@ def release_all() -> None:
     for taken in list(_taken):
         with suppress(OSError):
             taken.release(wait=False)
-
-
-def free_after(folder: Path, launch: str) -> None:
-    """Remove a folder's lock where a process of a launch has it, which knows that all of its
-    processes have ended."""
-    lock = FolderLock(folder)
-    owner = lock._read()
-    if owner is not None and owner.launch == launch:
-        lock.remove(owner)
 
 
 _OWNER = TypeAdapter(Owner)

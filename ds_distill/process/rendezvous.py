@@ -19,13 +19,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ds_distill.errors import first_line
 from ds_distill.process.activity import Tell
-from ds_distill.process.identity import (
-    LAUNCHED,
-    ProcessId,
-    get_rank,
-    get_world_size,
-    restarts,
-)
+from ds_distill.process.identity import ProcessId, get_rank, get_world_size, restarts
 from ds_distill.process.terminal import say
 
 FAILURE = "failure"
@@ -38,10 +32,6 @@ _ANSWER_SECONDS = 60
 
 class RanksMissing(Exception):
     """Other ranks did not come, or cannot be reached. The message is one paragraph."""
-
-
-class PortTaken(RanksMissing):
-    """The port where ranks are to meet is not theirs: most likely another program has it."""
 
 
 class StoreLost(Exception):
@@ -64,7 +54,7 @@ class Rendezvous:
 
         limit: seconds that ranks may come after one another.
 
-        Raises RanksMissing, with the names of those that did not come, and PortTaken.
+        Raises RanksMissing, with the names of those that did not come.
         """
         rank, size = get_rank(), get_world_size()
         deadline = time.monotonic() + limit
@@ -167,15 +157,19 @@ def minutes(seconds: float) -> str:
     return f"{count:.3g} {unit}{'' if count == 1 else 's'}"
 
 
+def _uses_agents_store() -> bool:
+    """Whether torchrun's agent has a store at that port already."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _of_attempt(store: TCPStore) -> PrefixStore:
     """torchrun's store outlives ranks that it starts anew: they do not read the dead ones' keys."""
-    return PrefixStore(f"attempt/{restarts()}", store)
+    return PrefixStore(f"attempt/{restarts() if _uses_agents_store() else 0}", store)
 
 
 def _open(rank: int, deadline: float, limit: float) -> PrefixStore:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's agent has a store at that port already.
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = rank == 0 and not _uses_agents_store()
     if not serves:
         _wait_for_port(rank, host, port, deadline, limit)
     try:
@@ -194,13 +188,10 @@ def _open(rank: int, deadline: float, limit: float) -> PrefixStore:
             if serves
             else f"cannot use what answers at {host}:{port}"
         )
-        # Else the launch says what to do: it may have drawn the port.
-        if LAUNCHED not in os.environ:
-            what += (
-                ". If another run has it, give the launcher another one (--master-port; torchrun: "
-                "--master_port)"
-            )
-        raise PortTaken(f"{what}: {first_line(error)}") from error
+        raise RanksMissing(
+            f"{what}. If another program has it, give the launcher another one (--master-port; "
+            f"DeepSpeed's: --master_port): {first_line(error)}"
+        ) from error
 
 
 def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: float) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ds_distill.process.identity import LAUNCHED, is_rank
+from ds_distill.process.identity import is_rank
 from ds_distill.process.lock import release_all
 from ds_distill.process.terminal import message as shown
 
@@ -142,8 +142,8 @@ def _request_stop(number: int) -> bool:
 
 
 def end_as_rank() -> None:
-    """Make a rank end at once on a signal, also inside a library's code that waits for other ranks,
-    and when its `ds-distill launch` has ended. In a training SIGTERM is a request."""
+    """Make a rank end at once on a signal, also inside a library's code that waits for other ranks.
+    In a training SIGTERM is a request."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGTERM) is _woken:
         return  # a program that calls the command line again
@@ -153,8 +153,6 @@ def end_as_rank() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, _woken)
     threading.Thread(target=_heed_sigterm, args=[reader], daemon=True).start()
-    if LAUNCHED in os.environ:
-        threading.Thread(target=_end_with_launch, daemon=True).start()
 
 
 def _woken(number: int, frame: FrameType | None) -> None:
@@ -197,9 +195,3 @@ def _heed_sigterm(reader: int) -> None:
         if number[0] == signal.SIGTERM and not _request_stop(signal.SIGTERM):
             release_all()
             os._exit(128 + signal.SIGTERM)
-
-
-def _end_with_launch() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(1)

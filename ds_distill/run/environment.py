@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -43,6 +44,16 @@ def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
         "ranks": num_ranks,
         "device": device,
     }
+
+
+def software() -> dict[str, str | None]:
+    """What must be the same on all ranks: versions, and a digest of this project's code."""
+    digest, root = hashlib.sha256(), Path(ds_distill.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    versions = {name: _version(name) for name in PACKAGES}
+    code = digest.hexdigest()[:12]
+    return {"python": platform.python_version(), "code of ds_distill": code, **versions}
 
 
 def _version(package: str) -> str | None:

@@ -27,7 +27,13 @@ from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.inputs import check_inputs, inputs_of, refuse_other_inputs, refuse_other_recipe
+from ds_distill.run.inputs import (
+    check_inputs,
+    inputs_of,
+    refuse_other_inputs,
+    refuse_other_recipe,
+    refuse_other_software,
+)
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.planned_memory import planned_device, planned_memory
 from ds_distill.run.profiler import Profiler
@@ -61,6 +67,7 @@ def execute(
         if world.is_main:
             RunFolder(path).check_new_or_same(recipe, resume)
             clear_failures(path, before=started)
+        refuse_other_software(world)
         refuse_other_recipe(recipe, world)
         folder = RunFolder(path)
         return _execute(recipe, folder, world, resume=resume, first=first, profiler=profiler)

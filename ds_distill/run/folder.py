@@ -21,7 +21,8 @@ from ds_distill.files import (
     write_text,
 )
 from ds_distill.process import failures, lock
-from ds_distill.process.signals import same_command
+from ds_distill.process.identity import LAUNCHED, STOP
+from ds_distill.process.signals import STOPPED, same_command
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.phases import Cache
 from ds_distill.records import TrainedModel, read_object, read_record
@@ -30,17 +31,18 @@ from ds_distill.run.resumable_keys import Change, changes
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation scores."""
 
-PROBE = ".launch-"
-"""Begin of the names of files by which a launch finds out whether all hosts see the folder."""
-
 PROFILE = ".profile"
 """A file in the folder of a profile, which goes when that ends, or when the next one begins."""
 
 SWEEP = "sweep.json"
 """Of a folder that holds a sweep: the recipe of each run, which are in its folder runs/."""
 
-BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER, PROFILE}
-"""What a start may leave in a folder that holds no run yet: by a kill, or a rank's failure."""
+BEFORE_A_RUN = {
+    *(".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER, PROFILE),
+    *(LAUNCHED, f".{LAUNCHED}.tmp", STOP),
+}
+"""What a start may leave in a folder that holds no run yet: a launch's order to its ranks, and what
+a kill leaves, or a rank's failure."""
 
 
 class RunFolder:
@@ -85,7 +87,6 @@ class RunFolder:
             raise UserError(f"--folder {self.path}: {why}. Name another folder.")
         if not resume:
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-            present = {name for name in present if not name.startswith(PROBE)}  # after a SIGKILL
             if found := sorted(present - BEFORE_A_RUN):
                 what = "holds a run" if written.is_file() else f"holds {found[0]}"
                 fix = "Add --resume to continue that run, " if written.is_file() else "Give "
@@ -160,6 +161,22 @@ class RunFolder:
         """Raises UserError for a run that has not finished, where it is for other commands."""
         if not self.results.is_file():
             raise UserError(f"{self.path}: this run has not finished. {self.how_to_finish()}")
+
+    def status(self) -> tuple[int, str]:
+        """An exit code, and sentences: 0 of a finished run, 3 of one that runs, 75 of one that can
+        go on, and of one that failed its own. Raises UserError where there is none."""
+        try:
+            lock.FolderLock(self.path).check()
+        except lock.Locked as error:
+            return 3, str(error)
+        failure = failures.first_failure(self.path)
+        if failure is None and self.results.is_file():
+            return 0, f"{self.path}: finished. See {self.report}."
+        if failure is None and not self.holds_run():
+            raise UserError(f"{self.path}: holds no run. Name the folder of one.")
+        what = "it was killed" if failure is None else str(failure).rstrip(".")
+        code = STOPPED if failure is None else failure.exit_code
+        return code, f"{self.path}: not finished: {what}. {self.how_to_finish()}"
 
     def how_to_finish(self) -> str:
         """As `how_to_continue`, for other commands than the run's own."""

@@ -21,6 +21,7 @@ from ds_distill.models.configuration import load_config
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import predictions_file, resolve_model
 from ds_distill.records import read_object
+from ds_distill.run.environment import software
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.resumable_keys import changes
 
@@ -37,6 +38,12 @@ def refuse_other_recipe(recipe: Recipe, world: World) -> None:
         "Where this host's file system shows an edited file late, start again; otherwise give all "
         "ranks the same recipe and overrides, and a `deepspeed` that is the same on all hosts.",
     )
+
+
+def refuse_other_software(world: World) -> None:
+    """Raises UserError on a rank with another Python, other libraries or another code of this
+    project than rank 0."""
+    _refuse_other(software(), world, "it has other software than rank 0: ", "Install the same.")
 
 
 def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -19,10 +20,16 @@ from torch.distributed import DistBackendError, DistError
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
-from ds_distill.process.failures import Failure, Kind, first_failure, record_failure
-from ds_distill.process.identity import LAUNCHED, get_rank, get_world_size, is_rank
+from ds_distill.process.failures import (
+    Failure,
+    Kind,
+    clear_failures,
+    first_failure,
+    record_failure,
+)
+from ds_distill.process.identity import STOP, get_rank, get_world_size, is_launched, is_rank
 from ds_distill.process.lock import Locked, release_all
-from ds_distill.process.rendezvous import FAILURE, PortTaken, RanksMissing, Rendezvous, StoreLost
+from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost
 from ds_distill.process.signals import Stopped, print_error
 from ds_distill.process.watchdog import GRACE_SECONDS, Watchdog
 
@@ -51,10 +58,12 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
 
     Raises OtherRankFailed in place of an error that another rank's failure has led to.
     """
-    if not is_rank() or (get_world_size() == 1 and LAUNCHED not in os.environ):
+    if not is_rank() or (get_world_size() == 1 and not is_launched()):
         yield World.start()
         return
     rank = _Rank(folder)
+    if rank.number == 0 and is_launched():
+        threading.Thread(target=_heed_launch, args=[folder / STOP], daemon=True).start()
     try:
         if get_world_size() == 1:
             yield World.start()
@@ -64,6 +73,8 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
         rank.watchdog.start()
         yield World.start(rendezvous, limit)
         rank.watchdog.finish()
+        if rank.number == 0:
+            clear_failures(folder)  # of what torchrun started before
     except Exception as error:
         failure, what = rank.judge(error)
         if what == "own":
@@ -72,6 +83,12 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
     finally:
         if rank.watchdog is not None:
             rank.watchdog.stop()
+
+
+def _heed_launch(stop: Path) -> None:
+    while not stop.exists():
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def report_and_exit(error: Exception) -> NoReturn:
@@ -87,8 +104,8 @@ def report_and_exit(error: Exception) -> NoReturn:
     own = Failure(get_rank(), socket.gethostname(), time.time(), kind, message)
     if kind == "fault" and not isinstance(error, RanksMissing):
         traceback.print_exception(error)
-    if kind != "stopped" or LAUNCHED not in os.environ:  # a launch says what stopped it
-        print_error(str(own) if kind in ("fault", "port") else message)
+    if kind != "stopped" or not is_launched():  # a launch says what stopped it
+        print_error(str(own) if kind == "fault" else message)
     if own.rank == 0:
         time.sleep(READ_SECONDS)
     # Other ranks may be waiting for this one: exit without waiting for them.
@@ -190,6 +207,6 @@ def _kind(error: Exception) -> tuple[Kind, str]:
         file = getattr(error, "filename", None)
         return "mistake", f"no space left on the disk{f' while writing {file}' if file else ''}"
     if isinstance(error, RanksMissing):
-        return "port" if isinstance(error, PortTaken) else "fault", str(error)
+        return "fault", str(error)
     first = (str(error).strip().splitlines() or [""])[0]
     return "fault", f"{type(error).__name__}: {first}".removesuffix(": ")

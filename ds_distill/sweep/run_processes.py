@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_distill.errors import UserError
-from ds_distill.launch.process_group import Command, Group
-from ds_distill.process.machine import named_gpus
+from ds_distill.process.launcher import ends_with, shell_code
 from ds_distill.process.signals import STOPPED
 
 GRACE = 20
@@ -40,29 +39,37 @@ class Pool:
         ranks: of each child, which is a launch then; see `launches_at_once`.
         """
         self.jobs, self.gpus, self.ranks = jobs, gpus, ranks
-        self._running: dict[int, tuple[Child, Group, float]] = {}
+        self._running: dict[int, tuple[Child, subprocess.Popen[bytes], float]] = {}
 
     def run(
         self, children: Sequence[Child], waiting: Callable[[list[Child]], None]
     ) -> Iterator[tuple[Child, int, float]]:
-        """(child, exit code, seconds) as each ends. waiting: called each second with those that
+        """(child, exit code, seconds) as each ends. waiting: called now and again with those that
         run."""
         left = list(children)
         while left or self._running:
             while left and len(self._running) < self.jobs:
                 slot = next(number for number in range(self.jobs) if number not in self._running)
                 child = left.pop(0)
-                self._running[slot] = child, self._start(child, slot), time.monotonic()
-            handles = {group.handle: slot for slot, (_, group, _) in self._running.items()}
-            ended, _, _ = select.select(list(handles), [], [], 1.0)
-            for handle in ended:
-                child, group, started = self._running.pop(handles[handle])
-                yield child, group.end(), time.monotonic() - started
+                self._running[slot] = child, self.start(child, slot), time.monotonic()
+            time.sleep(0.1)
+            for slot, (child, process, started) in list(self._running.items()):
+                if (code := process.poll()) is not None:
+                    del self._running[slot]
+                    yield child, shell_code(code), time.monotonic() - started
             waiting([child for child, _, _ in self._running.values()])
 
-    def _start(self, child: Child, slot: int) -> Group:
-        arguments = [sys.executable, "-P", "-m", "ds_distill", *child.arguments]
-        return Group([Command(arguments, self.environment(slot), str(child.log))], GRACE)
+    def start(self, child: Child, slot: int) -> subprocess.Popen[bytes]:
+        with open(child.log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "ds_distill", *child.arguments],
+                env=self.environment(slot),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=ends_with(os.getpid()),
+            )
 
     def environment(self, slot: int) -> dict[str, str]:
         """Of the child that runs in a slot, from 0 to `jobs` - 1."""
@@ -78,24 +85,23 @@ class Pool:
 
     def end(self, at_once: bool) -> bool:
         """End what runs, and say whether a run has saved its work; see `exit_on_signal`."""
-        codes = []
+        running = [process for _, process, _ in self._running.values()]
+        until = time.monotonic() + (0 if at_once else GRACE)
         if not at_once:  # all of them first: each trains on until it is asked
-            for _, group, _ in self._running.values():
-                group.ask()
-        while self._running:
-            slot, (_, group, _) = next(iter(self._running.items()))
-            codes.append(group.end(at_once))
-            del self._running[slot]  # a second signal ends those that are left
+            for process in running:
+                process.terminate()
+        codes = [_code_at(process, until) for process in running]
+        self._running.clear()
         return STOPPED in codes
 
 
-def visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them; none on a machine without, or for CPU ranks."""
-    if (named := named_gpus()) is not None:
-        return named
-    import torch  # seconds
-
-    return [str(number) for number in range(torch.cuda.device_count())]
+def _code_at(process: subprocess.Popen[bytes], until: float) -> int | None:
+    """Of a process that was asked to end; None for one that is killed, then."""
+    try:
+        return process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
 
 
 def launches_at_once(jobs: int, ranks: int, gpus: Sequence[str]) -> int:

@@ -37,6 +37,10 @@ def commands(folder: Path) -> dict[str, list[str]]:
             *(python, "-m", "ds_distill", "launch", "toy.yaml", "--num-gpus", "2"),
             *("--folder", str(folder / "ds-distill")),
         ],
+        "hostfile": [
+            *(python, "-m", "ds_distill", "launch", "toy.yaml", "--hostfile", "hosts"),
+            *("--folder", str(folder / "hostfile")),
+        ],
     }
 
 
@@ -46,6 +50,7 @@ def test_a_killed_launcher_leaves_nothing(
     """One of its processes, the one that a user knows of, is killed in mid-training."""
     settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1000}}
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
     environments = {}
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:

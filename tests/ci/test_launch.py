@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
-import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
-from processes import Process, kill_all, left_of, marked, within
-from runs import SETTINGS, Runs, after_steps, check_same, curves, digests
+from processes import Process, within
+from runs import Runs, after_steps, check_same
 from toys import make_toy_classifier
 
 
@@ -60,7 +55,7 @@ def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_pat
 
     # SIGKILL to it, which it cannot answer, while its ranks hang.
     runs.stop(folder, after_steps(8, 0.0), resume=True, send=hang_ranks_and_kill)
-    assert none_left(runs.environment, seconds=40)
+    assert within(40, lambda: not runs.left())
     assert not (folder / "results.json").exists(), "the ranks went on to the end"
 
     runs.finish(folder, resume=True)
@@ -84,6 +79,7 @@ def test_what_all_ranks_find_is_reported_once(
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
     runs = Runs(Path("toy.yaml"), command_environment, ranks=2)
+    runs.arguments += ["--max-restarts", "2"]  # torchrun starts anew whatever a rank ends with
     process = runs.start(tmp_path / "run", resume=False)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
@@ -101,40 +97,6 @@ def test_what_all_ranks_find_is_reported_once(
     assert runs.left() == []
 
 
-TAKEN_MEANWHILE = """
-import socket, sys
-from ds_distill.cli import main
-from ds_distill.launch import launch
-
-taken = socket.create_server(("", 0))
-print("port", taken.getsockname()[1], flush=True)
-launch.free_port = lambda: taken.getsockname()[1]
-sys.argv[0] = "ds-distill"
-main()
-"""
-
-
-def test_a_port_that_another_program_took_is_no_mistake_of_the_user(
-    toy_recipe, command_environment, tmp_path
-):
-    """The port that a launch has drawn, between that and the first rank's start."""
-    command = ["launch", str(toy_recipe), "--num-gpus", "2", "--folder", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", TAKEN_MEANWHILE, *command],
-        env=command_environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    [port] = re.findall(r"^port (\d+)$", done.stdout, re.MULTILINE)
-    *_, rank, launch = done.stderr.splitlines()
-    assert done.returncode == 1, done.stderr
-    assert f"port {port}" in rank and "--master-port" not in rank
-    assert launch.startswith("ds-distill: the run stopped: rank ") and rank[12:] in launch
-    assert "The next start takes another port. Nothing was written. Start again with: " in launch
-    assert launch.endswith(f"ds-distill {shlex.join(command)}")
-
-
 def hang_ranks_and_kill(launch: Process) -> None:
     """A stopped process does nothing, as one that waits in the kernel or holds Python's lock."""
     for process in psutil.Process(launch.pid).children(recursive=True):
@@ -143,45 +105,39 @@ def hang_ranks_and_kill(launch: Process) -> None:
     launch.kill()
 
 
-def none_left(environment: dict[str, str], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while left_of(environment):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def test_torchrun_starts_killed_ranks_anew_and_the_run_goes_on_by_itself(
-    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
+def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(
+    runs: Runs, tmp_path: Path
 ) -> None:
     """To the bit as if left alone."""
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    environment = {**command_environment, **marked()}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--max-restarts=1", "--module", "ds_distill", "run", "toy.yaml", *SETTINGS]
-    digests_of = {}
-    for name in ("whole", "killed"):
-        folder = tmp_path / name
-        with open(tmp_path / f"{name}.log", "w") as log:
-            process = subprocess.Popen(
-                [*command, "--folder", str(folder)],
-                env=environment,
-                cwd=tmp_path,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        try:
-            if name == "killed":
-                assert within(300, partial(after_steps(30, 0.0), folder)), "it took no step"
-                [second] = [p for p in left_of(environment) if p.environ().get("RANK") == "1"]
-                second.kill()
-            code = process.wait(timeout=600)
-        finally:
-            kill_all(process)
-        assert code == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
-        digests_of[name] = digests(folder)
-    assert digests_of["killed"] == digests_of["whole"] != {}
-    assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
-    assert within(30, lambda: not left_of(environment))
+    runs.arguments += ["--max-restarts", "1"]
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    runs.finish(whole)
+    code, output = runs.stop(folder, after_steps(20, 0.0), False, kill_second_rank, seconds=300)
+    assert code == 0, output
+    assert "continues at step" in output
+    check_same(folder, whole)
+    assert within(30, lambda: not runs.left())
+
+
+def kill_second_rank(launch: Process) -> None:
+    below = psutil.Process(launch.pid).children(recursive=True)
+    [second] = [one for one in below if one.environ().get("RANK") == "1"]
+    second.kill()
+
+
+def test_deepspeeds_runner_ends_with_the_launch_and_goes_on(runs: Runs, tmp_path: Path) -> None:
+    """On the one host of a hostfile, which needs no ssh."""
+    (tmp_path / "hosts").write_text("localhost slots=3\n")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    runs.arguments[-2:] = ["--hostfile", "hosts", "--include", "localhost:1,2"]
+    code, output = runs.stop(
+        folder, after_steps(20, 0.0), False, lambda launch: launch.terminate(), seconds=60
+    )
+    assert code == 75, output
+    assert output.endswith(runs.continue_with(folder)) and "Traceback" not in output
+    assert within(10, lambda: not runs.left())
+    runs.stop(folder, after_steps(8, 0.0), resume=True, send=hang_ranks_and_kill)
+    assert within(10, lambda: not runs.left())
+    runs.finish(folder, resume=True)
+    check_same(folder, whole)

@@ -52,8 +52,8 @@ def test_two_ranks_killed_once(make_runs, tmp_path):
 
 
 def test_thirty_kills_of_anything_change_nothing(make_runs, tmp_path):
-    """Of a launch of two ranks: a rank, the guard of its ranks, the agent, the launch itself, or
-    all at once as when a host dies. Each time nothing is left, and the same command goes on."""
+    """Of a launch of two ranks: a rank, torchrun, the launch itself, or all at once as when a host
+    dies. Each time nothing is left, and the same command goes on."""
     runs = make_runs(2)
     runs.arguments += ["training.epochs=8"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
@@ -61,7 +61,7 @@ def test_thirty_kills_of_anything_change_nothing(make_runs, tmp_path):
     memory = set(os.listdir("/dev/shm"))
     seed = int(os.environ.get("DS_DISTILL_SEED", time.time_ns() % 10**6))
     draw, hit = random.Random(seed), []
-    kinds = ["rank", "guard", "agent", "launch", "host"] * 6
+    kinds = ["rank", "rank", "torchrun", "launch", "host"] * 6
     draw.shuffle(kinds)
     for kind in kinds:
         seconds, count = draw.uniform(0.3, 12), draw.randint(1, 9)
@@ -90,10 +90,9 @@ def end(kind: str, launch: Process, draw: random.Random) -> None:
     """SIGKILL to what a kind names, or to the launch where it is not there yet."""
     found: dict[str, list[psutil.Process]] = {"launch": [psutil.Process(launch.pid)]}
     below = found["launch"][0].children(recursive=True)
-    agents = [one for one in below if one.ppid() == launch.pid]
-    guards = [one for one in below if one.ppid() in {agent.pid for agent in agents}]
-    ranks = [one for one in below if one.ppid() in {guard.pid for guard in guards}]
-    found |= {"agent": agents, "guard": guards, "host": [*below, *found["launch"]]}
+    engine = [one for one in below if one.ppid() == launch.pid]
+    ranks = [one for one in below if one.ppid() in {one.pid for one in engine}]
+    found |= {"torchrun": engine, "host": [*below, *found["launch"]]}
     found["rank"] = [draw.choice(ranks)] if ranks else []
     for one in found[kind] or found["launch"]:
         with suppress(psutil.NoSuchProcess):

@@ -43,5 +43,4 @@ def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     assert signal_of() == 0
     assert signal_of(RANK="0") == 0
-    assert signal_of(RANK="0", TORCHELASTIC_RUN_ID="x", DS_DISTILL_LAUNCHED="x") == 0
     assert signal_of(RANK="0", TORCHELASTIC_RUN_ID="x") == signal.SIGKILL

@@ -23,20 +23,22 @@ CASES = {
         ["my.yaml", "--num-gpus", "8", ODD, "--resume"],
     ),
     "multi_node.sh": (
-        ["my.yaml", "hosts", "/shared/run", ODD, "--env", "HF_HOME"],
-        ["my.yaml", "--hostfile", "hosts", "--folder", "/shared/run", ODD, "--env", "HF_HOME"],
+        ["my.yaml", "hosts", "/shared/run", ODD, "--exclude", "node2"],
+        ["my.yaml", "--hostfile", "hosts", "--folder", "/shared/run", ODD, "--exclude", "node2"],
     ),
-    "no_ssh.sh": (
-        ["1", "10.0.0.1", "hosts", "my.yaml", "/shared/run", ODD],
+    "each_node.sh": (
+        ["2:3", "10.0.0.1:29400", "8", "my.yaml", "/shared/run", ODD],
         [
-            *("my.yaml", "--hostfile", "hosts", "--no-ssh", "--node-rank", "1"),
-            *("--master-addr", "10.0.0.1", "--master-port", "29500", "--folder", "/shared/run"),
-            ODD,
+            *("my.yaml", "--num-gpus", "8", "--nnodes", "2:3", "--rdzv-endpoint"),
+            *("10.0.0.1:29400", "--max-restarts", "3", "--folder", "/shared/run", ODD),
         ],
     ),
     "slurm.sbatch": (
         ["my.yaml", "/shared/run", ODD],
-        ["my.yaml", "--slurm", "--folder", "/shared/run", ODD],
+        [
+            *("my.yaml", "--folder", "/shared/run", "--nnodes", "2", "--num-gpus", "8"),
+            *("--rdzv-endpoint", "node1:10007", "--max-restarts", "3", "--grace", "100", ODD),
+        ],
     ),
 }
 """Arguments of each script, and those of `ds-distill launch` in it."""
@@ -54,6 +56,11 @@ def test_a_script_starts_a_launch(name, tmp_path, command_environment):
     stand_in.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     stand_in.chmod(0o755)
     environment = {**command_environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name_of, text in (("srun", 'shift 3; exec "$@"'), ("scontrol", "echo node1")):
+        (tmp_path / name_of).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name_of).chmod(0o755)
+    environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
+    environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(LAUNCHERS / name), *arguments]

@@ -141,18 +141,6 @@ def test_who_loses_the_lock_by_hand_is_told(hold, tmp_path):
     assert first.stdout.readline() == f"lost: the lock of {tmp_path} was removed\n"
 
 
-def test_the_lock_of_a_launch_that_has_ended_its_ranks_is_removed_by_it(hold, tmp_path, soon):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(lock.LAUNCHED, "one")
-        hold(tmp_path).kill()
-    edit(tmp_path, machine="another", host="node-7")
-    lock.free_after(tmp_path, "another")
-    with pytest.raises(UserError, match="on host node-7"):
-        FolderLock(tmp_path).check()
-    lock.free_after(tmp_path, "one")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_that_a_kill_left_empty_is_no_lock(tmp_path):
     (tmp_path / lock.NAME).touch()
     with FolderLock(tmp_path):
@@ -178,7 +166,6 @@ def test_one_that_was_left_empty_long_ago_is_not_waited_for(tmp_path, monkeypatc
         *({"nonce": odd} for odd in ("../../x", "a\0", 3, "a" * 300, "")),
         *({"process": odd} for odd in (None, [], {}, {"host": 1, "pid": "1/../2"})),
         {"since": 10**400},
-        {"launch": []},
     ],
 )
 def test_odd_fields_are_no_owner(change, tmp_path, monkeypatch):

@@ -24,7 +24,9 @@ PUBLIC_MODULES = {
     *LIBRARIES,
     *("torch.nn", "torch.nn.functional", "torch.nn.attention.varlen", "torch.autograd"),
     *("torch.autograd.forward_ad", "torch.utils.checkpoint"),
-    "torch.distributed",
+    *("torch.distributed", "torch.distributed.run"),
+    *("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.rendezvous.api"),
+    "torch.distributed.elastic.multiprocessing.errors",
     *("torch.utils.tensorboard", "torch.optim", "torch.profiler", "torch.utils.data"),
     *("deepspeed.accelerator", "deepspeed.comm", "deepspeed.utils"),
     *(
@@ -65,6 +67,7 @@ PRIVATE = {
 }
 
 MODULES = {
+    "deepspeed.launcher": "the command `deepspeed`; how it reads hostfiles and filters",
     "deepspeed.runtime.zero.parameter_offload": "a list of models that DeepSpeed never shortens",
     "deepspeed.runtime.zero.partitioned_param_coordinator": "a cache that it never empties, "
     "and its record of what a pass reads, of which it has one for all kinds of pass",

@@ -172,16 +172,13 @@ def test_commands_that_take_a_recipe_take_small(overlay, toy_recipe):
 
 
 def test_ranks_read_the_same_small_form(overlay, toy_recipe, monkeypatch, tmp_path):
-    from ds_distill.launch import launch
-
-    commands = []
-    monkeypatch.setattr(launch, "launch", lambda work, _: commands.append(work.rank_command))
+    read = []
+    for command in ("commands.launch_ranks", "cache.launch"):
+        monkeypatch.setattr(f"ds_distill.cli.{command}", lambda work, _: read.append(work.recipe))
     overlay("seed: 5")
     folder = tmp_path / "run"
     options = [str(toy_recipe), "seed=6", "--small", "--num-gpus", "2", "--folder", str(folder)]
     for command in (["launch"], ["cache", "build"]):
         done = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
         assert done.exit_code == 0, done.output
-    runs = [["run"], ["cache", "build"]]
-    expected = [[*run, str(toy_recipe), "seed=6", "--small", "--folder"] for run in runs]
-    assert [command[: command.index("--folder") + 1] for command in commands] == expected
+    assert read == [load_recipe(toy_recipe, ["seed=6"], small=True)] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,15 +21,14 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.seeds import mean_interval
-from ds_distill.launch.agent import AgentOrder
-from ds_distill.launch.process_group import Command, Group
+from ds_distill.process.machine import visible_gpus
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.resampling import drawn
-from ds_distill.sweep.run_processes import Child, Pool, launches_at_once, visible_gpus
+from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
 from ds_distill.sweep.runs import check_folder, runs_of
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import Sweep
@@ -524,9 +522,9 @@ def test_runs_that_are_stopped_save_at_the_same_time(at_once, tmp_path):
     still train when a cluster's grace is over."""
     pool, ready = Pool(4), [tmp_path / str(number) for number in range(4)]
     for number, file in enumerate(ready):
-        command = Command([sys.executable, "-c", SAVES, str(file)], dict(os.environ))
+        process = subprocess.Popen([sys.executable, "-c", SAVES, str(file)])
         child = Child(str(number), (), tmp_path / "log.txt")
-        pool._running[number] = child, Group([command], 30), time.monotonic()
+        pool._running[number] = child, process, time.monotonic()
     while not all(file.exists() for file in ready):
         time.sleep(0.01)
     begun = time.monotonic()
@@ -601,14 +599,9 @@ def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
 def test_files_of_the_working_folder_are_no_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a sweep's runs and of a launch's ranks: data are called random.py, too."""
+    """Of a sweep's runs: data are called random.py, too."""
     (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     child = Child("one", ("--version",), tmp_path / "log.txt")
     [(_, code, _)] = Pool(1).run([child], lambda running: None)
     assert code == 0, child.log.read_text()
-    order = AgentOrder(["--version"], {"here": [0]}, 0, "127.0.0.1", 1, str(tmp_path), 1.0)
-    [command] = order.ranks()
-    lone = {name: value for name, value in command.environment.items() if name != "RANK"}
-    done = subprocess.run(command.arguments, env=lone, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("ds-distill"), done.stderr
