@@ -9,6 +9,7 @@ ends with 1 after SIGTERM, and DeepSpeed's runner with 0 where a signal has kill
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -356,6 +357,9 @@ def main() -> int:
     if engine == "deepspeed":
         from deepspeed.launcher import runner
 
+        # What it starts ends with it, also where all ranks are frozen and cannot see to that.
+        started = functools.partial(subprocess.Popen, preexec_fn=ends_with(os.getpid()))
+        subprocess.Popen = started  # type: ignore[assignment,misc]
         runner.main(arguments)
         return 0
     import logging

@@ -40,10 +40,13 @@ def refuse_other_recipe(recipe: Recipe, world: World) -> None:
     )
 
 
+_SAME = "Install the same on all hosts."
+
+
 def refuse_other_software(world: World) -> None:
     """Raises UserError on a rank with another Python, other libraries or another code of this
     project than rank 0."""
-    _refuse_other(software(), world, "it has other software than rank 0: ", "Install the same.")
+    _refuse_other(software(), world, "it has other software than rank 0: ", _SAME)
 
 
 def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:
