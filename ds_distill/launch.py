@@ -174,6 +174,7 @@ def launch(work: Work, options: LaunchOptions) -> None:
         hosts = {} if options.hostfile is None else options.hosts()
         ranks = sum(map(len, hosts.values())) or (options.num_gpus or 1) * _fewest(options.nnodes)
         _check(work, options, ranks)
+        arguments = _deepspeed(work, options, hosts) if hosts else _torchrun(work, options, folder)
         # Of a start before; a machine that joins a run finds none.
         clear_failures(folder)
         (folder / STOP).unlink(missing_ok=True)
@@ -181,7 +182,6 @@ def launch(work: Work, options: LaunchOptions) -> None:
         write_text(folder / LAUNCHED, dump_recipe(work.recipe))
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {options.num_gpus or ranks} ranks{where} ...", flush=True)
-        arguments = _deepspeed(work, options, hosts) if hosts else _torchrun(work, options, folder)
         engine = Engine(arguments, _environment(options), folder, options.grace)
         code = engine.wait()
     _conclude(work, code)
@@ -330,7 +330,7 @@ def _conclude(work: Work, code: int) -> None:
     first = first_failure(work.folder.path)
     if code == 0 and first is None and work.result.is_file():
         return
-    if first is not None and first.exit_code == 2:
+    if (first.exit_code if first else code) == 2:
         raise SystemExit(2)  # a rank has reported it
     advice = work.folder.how_to_continue(*work.resume_options)
     if first is not None and first.exit_code == STOPPED:
