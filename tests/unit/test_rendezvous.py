@@ -184,7 +184,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         [line] = run_ranks([0], 2, 2, port=port)
     assert (
-        f"cannot listen on port {port}. If another run has it, give the launcher another one"
+        f"cannot listen on port {port}. If another program has it, give the launcher another one"
         in line
     )
 
