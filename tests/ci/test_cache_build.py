@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -17,10 +18,10 @@ import pytest
 import torch
 import yaml
 from cache_files import block_checksums, contents
-from disks import grow
 from processes import events, kill_all, left_of, marked
 from runs import DS_DISTILL
-from toys import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
+from toys import make_toy_classifier, write_toy_task
+from transformers import BertForSequenceClassification
 
 from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader
@@ -34,26 +35,9 @@ BLOCKS = 2 * 13  # of 256 examples, for each teacher
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Classifiers of the toy task with random weights: there is nothing to train before."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
-
-    words = toy_vocabulary()
     made = {}
-    for name, spread in (("first", 0.1), ("second", 0.2), ("wild", 0.1), ("broken", 0.1)):
-        folder = tmp_path_factory.mktemp("teachers") / name
-        sizes = {**TINY, "initializer_range": spread, "max_position_embeddings": 64}
-        labels = dict(enumerate(TOY_LABELS))
-        config = BertConfig(
-            vocab_size=len(words),
-            id2label=labels,
-            label2id={v: k for k, v in labels.items()},
-            **sizes,
-        )
-        save_tiny(folder, BertForSequenceClassification, config)
-        BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(
-            folder
-        )
-        made[name] = folder
-    for name, factor in (("wild", 1e7), ("broken", float("nan"))):
+    for name, factor in {"first": 1.0, "second": 2.0, "wild": 1e7, "broken": math.nan}.items():
+        made[name] = make_toy_classifier(tmp_path_factory.mktemp("teachers") / name)
         model = BertForSequenceClassification.from_pretrained(made[name])
         with torch.no_grad():
             model.classifier.weight.mul_(factor)
@@ -268,27 +252,6 @@ def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
     shared = f"phases.cache.folder={tmp_path / 'shared'}"
     assert "name it by --folder" in refused(settings, shared)
     assert not (tmp_path / "shared").exists()
-
-
-def test_a_full_disk_is_reported_and_the_same_command_continues(
-    settings, whole, ds_distill, small_disk, tmp_path
-):
-    disk = small_disk(40)
-    made = copy.deepcopy(settings)
-    made["phases"][0]["cache"]["folder"] = str(disk / "cache")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(made))
-    command = ["cache", "build", tmp_path / "small.yaml", "--folder", tmp_path / "run"]
-    done = ds_distill(*command)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "no space left" in done.stderr and str(disk / "cache") in done.stderr
-    assert "run the same command." in done.stderr
-    grow(disk, 4000)
-    done = ds_distill(*command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [event] = [event for event in events(tmp_path / "run") if event["event"] == "cache"][-1:]
-    assert 0 < event["kept"] < event["blocks"] == BLOCKS
-    CacheReader(disk / "cache").verify()
-    assert block_checksums(disk / "cache") == block_checksums(cache_of(whole))
 
 
 # --------------------------------------------------------------- a folder that is shared

@@ -8,7 +8,7 @@ from unit.test_cache_kills import Series
 
 def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
     series = Series(tmp_path, seed=1)
-    made = series.run(kills=50, by_time=False, ranks=lambda: 2, among_blocks=20)
+    made = series.run(kills=50, ranks=lambda: 2, among_blocks=20)
     series.check_equal(made)
     assert len(made) >= 4
     print(f"kills: {dict(series.stages)} in {len(made)} builds")

@@ -25,7 +25,6 @@ from cache_files import (
     list_lengths,
     make_keys,
     manifest_of,
-    signals_of,
     write_cache,
     write_manifest,
 )
@@ -33,7 +32,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
-from ds_distill.cache.format import END_OF_STREAM, check_fingerprint, weights_fingerprint
+from ds_distill.cache.format import END_OF_STREAM, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import NotFinite, SignalSchema
 from ds_distill.errors import UserError
@@ -65,7 +64,7 @@ def all_schemas(draw: st.DrawFn) -> dict[str, SignalSchema]:
     }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15)
 @given(
     schemas=all_schemas(),
     parts=st.lists(st.lists(st.integers(0, 20), max_size=3), min_size=1, max_size=3),
@@ -95,52 +94,17 @@ def test_any_rows_in_any_order_read_what_was_written(
     assert CacheReader(path).teachers == list(schemas)
     assert CacheReader(path).manifest.examples == len(every)
     CacheReader(path).verify()
-    if schemas["t" if "t" in schemas else "b"].mask_variants:
-        check_lists_one_by_one(path, np.array(every), schemas)
 
 
-def check_lists_one_by_one(path: Path, keys: np.ndarray, schemas: dict[str, SignalSchema]) -> None:
-    """Against a plain dict of (teacher, variant, key) -> list."""
-    outputs = {
-        (name, variant, tuple(key)): signals_of(name, kept, key[None], variant).logits
-        for name, kept in schemas.items()
-        for variant in range(kept.mask_variants or 1)
-        for key in keys
-    }
-    reader = CacheReader(path)
-    for (name, variant, key), wanted in outputs.items():
-        row = reader.indices(torch.tensor([key]))
-        assert torch.equal(reader.read(name, row, variant).logits, wanted)
+def test_a_cache_knows_the_names_of_the_classes(tmp_path):
+    mapped = {"labels": ["a", "b"], "outputs": [1, 0]}  # by the recipe
+    for number, (held, wanted) in enumerate(((mapped, ["a", "b"]), (["a"], ["a"]), (None, None))):
+        path = tmp_path / str(number)
+        write_cache(path, make_keys(4), TWO, fingerprint={**PRINT, "labels": held})
+        assert CacheReader(path).labels == wanted
 
 
-@pytest.mark.parametrize(
-    ("held", "wanted"),
-    [
-        ({"labels": ["a", "b"]}, ["a", "b"]),
-        ({"labels": {"labels": ["a", "b"], "outputs": [1, 0]}}, ["a", "b"]),  # mapped by the recipe
-        ({"labels": None}, None),
-    ],
-)
-def test_a_cache_knows_the_names_of_the_classes(held, wanted, tmp_path):
-    write_cache(tmp_path / "cache", make_keys(4), TWO, fingerprint={**PRINT, **held})
-    assert CacheReader(tmp_path / "cache").labels == wanted
-
-
-def test_lists_may_be_empty(tmp_path):
-    keys = make_keys(400)
-    keys = keys[list_lengths(keys, 0) == 0][:8]  # no masked token in variant 0, some in variant 1
-    write_cache(tmp_path / "cache", keys, LISTS)
-    reader = CacheReader(tmp_path / "cache")
-    rows = reader.indices(torch.from_numpy(keys))
-    assert reader.mask_variants == 3
-    assert reader.read("first", rows).logits.shape == (0, 7)  # the first variant
-    assert reader.log_probs("first", rows).shape == (0, 7)
-    assert reader.read("first", rows, variant=1).logits.shape == (8, 7)
-    check_rows(tmp_path / "cache", keys, LISTS)
-    check_rows(tmp_path / "cache", keys[:0], LISTS)
-
-
-@pytest.mark.parametrize("hidden", [{}, {-1: 5}, {-1: 17_000}])
+@pytest.mark.parametrize("hidden", [{}, {-1: 17_000}])
 @pytest.mark.parametrize("codec", ["dense", "topk", "compact"])
 def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, tmp_path):
     """Rows from 32 KiB on are read singly: dense logits of a real vocabulary, or wide states."""
@@ -168,13 +132,6 @@ def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, t
         assert len(dummy.top.ids.unique()) == 6 and float(mass) == pytest.approx(1)
     else:
         assert dummy.logits.shape == (1, classes)
-
-
-def test_rows_wider_than_a_page_of_addresses(tmp_path):
-    """Dense logits of a large vocabulary: a row of more than 64 KiB."""
-    keys, schemas = make_keys(5), {"wide": SignalSchema(dtype="float32", classes=50_001)}
-    write_cache(tmp_path / "cache", keys, schemas, block_rows=2)
-    check_rows(tmp_path / "cache", keys[[3, 0, 4]], schemas)
 
 
 def test_keys_that_share_their_first_half_are_distinguished(tmp_path):
@@ -237,7 +194,7 @@ def test_threads_share_a_reader(schemas, tmp_path):
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for attempt in range(15):
+        for attempt in range(4):
             reader, together = CacheReader(tmp_path / "cache"), threading.Barrier(16)
 
             def read(seed, reader=reader, together=together):
@@ -297,7 +254,7 @@ def test_a_missing_key_is_an_error_with_counts_and_an_example(cache):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("block_rows", [1, 2, 8])
+@pytest.mark.parametrize("block_rows", [1, 8])
 @pytest.mark.parametrize("schemas", [TWO, LISTS])
 def test_missing_records_and_variants_are_never_read(block_rows, schemas, tmp_path):
     write_cache(tmp_path / "cache", make_keys(21), schemas, block_rows=block_rows)
@@ -314,23 +271,16 @@ def test_missing_records_and_variants_are_never_read(block_rows, schemas, tmp_pa
                 reader.read("first", np.array([0]), variant)
 
 
-@pytest.mark.parametrize(
-    ("what", "value"),
-    [
-        ("weights", "w2"),
-        ("tokenizer", "t2"),
-        ("max_length", 64),
-        ("labels", ["b", "a"]),
-        ("dtype", "bfloat16"),
-    ],
-)
-def test_a_changed_fingerprint_is_refused_with_both_values(cache, what, value):
+def test_a_changed_fingerprint_is_refused_with_both_values(cache):
     reader = CacheReader(cache[0])
     reader.check("first", PRINT)
-    with pytest.raises(UserError) as caught:
-        reader.check("first", {**PRINT, what: value})
-    for part in (what, repr(value), repr(PRINT.get(what)), "'first'"):
-        assert part in str(caught.value)
+    for what, value in (("weights", "w2"), ("tokenizer", "t2"), ("max_length", 64), ("dtype", "x")):
+        with pytest.raises(UserError) as caught:
+            reader.check("first", {**PRINT, what: value})
+        for part in (what, repr(value), repr(PRINT.get(what)), "'first'"):
+            assert part in str(caught.value)
+    with pytest.raises(UserError, match=r"no teacher 'third', only first, second"):
+        reader.check("third", PRINT)
 
 
 def test_teachers_whose_signals_differ_are_refused_by_name(cache):
@@ -344,18 +294,7 @@ def test_teachers_whose_signals_differ_are_refused_by_name(cache):
         reader.check_same({"first": same["first"]})
 
 
-def test_another_teacher_is_refused(cache):
-    with pytest.raises(UserError, match=r"no teacher 'third', only first, second"):
-        CacheReader(cache[0]).check("third", PRINT)
-
-
-def test_a_requested_layer_must_have_been_written():
-    check_fingerprint(Path("cache"), "t", {**PRINT, "more": 1}, PRINT)
-    with pytest.raises(UserError, match="None"):
-        check_fingerprint(Path("cache"), "t", {}, PRINT)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_distributions_are_stored_at_the_temperature(temperature):
     """What is read is the softmax of logits / T, as entries and tail or as tempered logits."""
     vocabulary = 50
@@ -377,7 +316,7 @@ def test_distributions_are_stored_at_the_temperature(temperature):
         torch.testing.assert_close(found, wanted, rtol=0, atol=half_a_step)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 70_000.0])
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 70_000.0])
 @pytest.mark.parametrize("column", ["logits", "hidden"])
 def test_signals_that_are_not_finite_are_not_stored(value, column):
     schema = SignalSchema(dtype="float16", classes=3, hidden={-1: 2})

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
-import resource
 import shutil
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +16,12 @@ from cache_files import PRINT, TWO, check_rows, contents, make_keys, write_block
 from ds_distill.cache import build
 from ds_distill.cache.build import Build, known_teachers
 from ds_distill.cache.build_plan import BUILDING, Plan, block_rows_for
-from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
+from ds_distill.cache.codecs import CompactCodec, TailShape
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.caching.build import write_blocks
 from ds_distill.caching.missing import added_by, missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
-from ds_distill.types import Batch, Signals
-from ds_distill.views import PaddedView
 
 
 @pytest.fixture
@@ -55,24 +49,11 @@ def test_a_superset_adds_what_is_missing_and_touches_nothing_else(cache):
     assert contents(path) == after
 
 
-def test_a_subset_and_another_order_add_nothing(cache):
-    path, keys = cache
-    before = contents(path)
-    write_cache(path, keys[::-2], TWO)
-    assert contents(path) == before
-
-
 @pytest.mark.parametrize(
     ("schemas", "fingerprint", "message"),
     [
-        ({"first": TWO["first"]}, PRINT, "also has teacher 'second'"),
         ({**TWO, "third": TWO["first"]}, PRINT, "no teacher 'third', only first, second"),
         (TWO, {**PRINT, "weights": "w2"}, "weights 'w1', and the run has 'w2'"),
-        (
-            {**TWO, "first": SignalSchema(dtype="float16", classes=3)},
-            PRINT,
-            "dtype 'float32', and the run has 'float16'",
-        ),
         (
             {**TWO, "second": SignalSchema(dtype="float16", classes=5)},
             PRINT,
@@ -138,12 +119,6 @@ def test_class_logits_cost_two_bytes_each_and_at_most_36_more(tmp_path):
     check_rows(tmp_path / "cache", make_keys(examples)[::97], schemas)
 
 
-def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
-    schemas = {BUILDING.strip("."): TWO["first"]}
-    write_cache(tmp_path / "cache", make_keys(9), schemas)
-    check_rows(tmp_path / "cache", make_keys(9), schemas)
-
-
 FITTED = TailShape.fit([torch.randn(40, 50, generator=torch.Generator().manual_seed(0))], 0.1)
 LM = {"dtype": "float16", "classes": 50, "mask_variants": 2, "temperature": 2.0}
 BEGUN: dict[str, SignalSchema] = {
@@ -182,14 +157,6 @@ def with_fingerprint(
         (make_keys(20, "other "), 3, BEGUN, {}, "the content keys of the examples: "),
         (None, 3, BEGUN, {"max_length": 64}, "teacher 'first' with max_length 128, not 64"),
         (None, 3, {"lm": BEGUN["lm"]}, {}, "started with a teacher 'first'"),
-        (None, 3, {**BEGUN, "x": BEGUN["first"]}, {}, "started with no teacher 'x'"),
-        (
-            None,
-            3,
-            {**BEGUN, "lm": SignalSchema(codec=TopKCodec(50, 8).to_json(), **LM)},
-            {},
-            "teacher 'lm' with codec codec 'compact', not 'topk'",
-        ),
         (
             None,
             3,
@@ -216,51 +183,27 @@ def test_an_unfinished_build_of_something_else_is_refused(
     check_rows(path, make_keys(20, "other "), {"first": BEGUN["first"]})
 
 
-def unreadable(file: Path, how: str) -> None:
-    """Put something in a file's place that exists and cannot be read, not even by root."""
-    file.unlink()
-    if how == "EIO":
-        file.symlink_to("/proc/self/mem")  # reading its first byte is an input/output error
-    elif how == "ELOOP":
-        file.symlink_to(file.name)
-    else:
-        file.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("which", "how"),
-    [
-        *(("plan", how) for how in ("EIO", "ELOOP", "EISDIR")),
-        ("shard", "EIO"),
-    ],
-)
-def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, how, monkeypatch):
+@pytest.mark.parametrize("name", [f"{BUILDING}/plan.json", "first/shard-00000003.arrow"])
+def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, name, monkeypatch):
     path, plan = started
     # The link by which a test makes an input/output error would be refused for where it leads.
     monkeypatch.setattr(build, "refuse_links_out", lambda cache: None)
-    files = {
-        "plan": path / BUILDING / "plan.json",
-        "shard": path / "first" / "shard-00000003.arrow",
-    }
-    aside = path.with_name("aside")
-    shutil.copy(files[which], aside)
-    unreadable(files[which], how)
+    file, aside = path / name, path.with_name("aside")
+    file.rename(aside)
+    file.symlink_to("/proc/self/mem")  # reading its first byte is an input/output error
     left = sorted(path.rglob("*"))
     with pytest.raises(OSError) as failed:
         known_teachers(path)
         Build(path, plan, with_fingerprint(BEGUN)).join()
-    assert failed.value.errno == getattr(errno, how)
+    assert failed.value.errno == errno.EIO
     assert sorted(path.rglob("*")) == left
-    files[which].rmdir() if how == "EISDIR" else files[which].unlink()
-    aside.replace(files[which])
+    aside.replace(file)
     join(path, plan, BEGUN, kept=1)
     write_cache(path, np.concatenate([make_keys(20), *plan.keys]), BEGUN)
     check_rows(path, plan.keys[0], {"first": BEGUN["first"]})
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "[" * 100_000, '{"teachers": 3}', '{"first_block": 3}', "\udcff"]
-)
+@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"teachers": 3}', "\udcff"])
 def test_a_damaged_plan_is_refused(started, text):
     path, plan = started
     (path / BUILDING / "plan.json").write_text(text, errors="surrogateescape")
@@ -282,71 +225,3 @@ def test_what_a_finished_build_left_is_no_unfinished_one(started):
     write_cache(path, np.concatenate([keys, make_keys(9, "third ")]), BEGUN)
     check_rows(path, np.concatenate([keys, make_keys(9, "third ")]), {"first": BEGUN["first"]})
     assert not (path / BUILDING).exists()
-
-
-def test_a_build_that_was_killed_before_its_plan_begins_anew(tmp_path):
-    path = tmp_path / "cache"
-    (path / BUILDING).mkdir(parents=True)
-    (path / BUILDING / ".plan.json.tmp").write_text('{"first_')
-    assert known_teachers(path) == {}
-    write_cache(path, make_keys(9), TWO)
-    check_rows(path, make_keys(9), TWO)
-
-
-def test_too_many_open_files_are_no_damage(cache):
-    path, keys = cache
-    reader = CacheReader(path)
-    rows = reader.indices(torch.from_numpy(keys))
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    spare = os.open(path, os.O_RDONLY)
-    os.close(spare)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
-        with pytest.raises(OSError, match="Too many open files"):
-            reader.read("first", rows)
-        with pytest.raises(OSError, match="Too many open files"):
-            CacheReader(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert len(reader.read("first", rows)) == 50
-
-
-def test_a_blocks_first_batch_is_made_while_the_one_before_is_computed():
-    """Each block waited for its claim and its first batch; stands in for engine and writer."""
-    begun = [threading.Event() for _ in range(3)]
-    events: list[str] = []
-    keys = np.arange(12).reshape(6, 2)
-    plan, schema = Plan(0, 2, [keys]), SignalSchema(dtype="float16", classes=3)
-
-    class Collate:
-        lengths = np.full(6, 4)
-
-        def __call__(self, some: np.ndarray, variant: int) -> Batch:
-            begun[some[0] // 2].set()
-            ids = torch.ones(len(some), 4, dtype=torch.int64)
-            rows = torch.arange(len(some))
-            views = {"t": PaddedView(ids, ids)}
-            return Batch(torch.from_numpy(keys[some]), views, rows, {"all": rows})
-
-    class Runner:
-        world = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
-
-        def predict(self, batch: Batch, models: Any, layers: Any) -> dict[str, Signals]:
-            number = int(batch.keys[0, 0]) // 2 // 2
-            if number < 2:
-                assert begun[number + 1].wait(30), f"block {number + 1} is not begun"
-            events.append(f"computed {number}")
-            return {"t": Signals(torch.zeros(len(batch.keys), 3))}
-
-    blocks = iter([[0], [1], [2], [None], None])
-    written: list[int] = []
-    build: Any = SimpleNamespace(
-        plan=plan, teachers={"t": (PRINT, schema)}, write=lambda t, at, *of: written.append(at)
-    )
-    some: Any = [SimpleNamespace(collate=Collate(), indices=np.arange(6))]
-    done: list[int] = []
-    runner: Any = Runner()
-    write_blocks(runner, build, lambda: next(blocks), "t", some, 2, done.extend)
-    assert events == ["computed 0", "computed 1", "computed 2"]
-    assert written == done == [0, 1, 2]
-    assert next(blocks, "all were asked for") == "all were asked for"

@@ -7,15 +7,12 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from cache_files import (
     PRINT,
     block_checksums,
@@ -74,13 +71,9 @@ def die_at_call(count: int, draw: random.Random) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def forked(work: Callable[[], None], kill_after: float | None = None) -> bool:
+def forked(work: Callable[[], None]) -> bool:
     """Do work in a child. Returns whether it was killed; raises AssertionError if it failed."""
-    child = fork(work)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
+    status = os.waitpid(fork(work), 0)[1]
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert killed or status == 0
     return killed
@@ -105,43 +98,36 @@ class Series:
         self.stages: Counter[str] = Counter()
         write_cache(tmp_path / "old", OLD, SCHEMAS, block_rows=BLOCK_ROWS, ranks=2)
         shutil.copytree(tmp_path / "old", tmp_path / "whole-added")
-        self.seconds = [0.0, 0.0]
-        for number, name in enumerate(("whole-new", "whole-added")):
-            begin = time.monotonic()  # in a child, too: one of a large process begins late
-            forked(partial(write_all, tmp_path / name, tmp_path / "whole-ledger"))
-            self.seconds[number] = time.monotonic() - begin
+        for name in ("whole-new", "whole-added"):
+            write_all(tmp_path / name, tmp_path / "whole-ledger")
 
-    def run(
-        self, kills: int, by_time: bool, ranks: Callable[[], int], among_blocks: int = 0
-    ) -> list[Path]:
-        """Until there were so many kills, and so many of them while blocks were written: where one
-        falls depends on the machine. Returns the finished caches."""
+    def run(self, kills: int, ranks: Callable[[], int], among_blocks: int = 0) -> list[Path]:
+        """Until there were so many kills, and so many of them while blocks were written. Returns
+        the finished caches."""
         made: list[Path] = []
         while self.stages.total() < kills or self.stages["blocks"] < among_blocks:
             assert self.stages.total() < 10 * kills, f"too few among blocks: {self.stages}"
             path = self.place / f"cache-{len(made)}"
-            added = len(made) % 2
-            if added:
+            if len(made) % 2:
                 shutil.copytree(self.place / "old", path)
             ledger = self.place / f"ledger-{len(made)}"
-            while self.one(path, ledger, self.seconds[added] if by_time else None, ranks()):
+            while self.one(path, ledger, ranks()):
                 pass
             made.append(path)
         return made
 
-    def one(self, path: Path, ledger: Path, seconds: float | None, ranks: int) -> bool:
+    def one(self, path: Path, ledger: Path, ranks: int) -> bool:
         """Write until the end or a kill. Returns whether it was killed."""
         before = published(path, SCHEMAS)
         seed = self.draw.random()
         calls = self.draw.choice([20, 60, 300])
 
         def work() -> None:
-            if seconds is None:
-                draw = random.Random(seed)
-                die_at_call(draw.randint(1, calls), draw)
+            draw = random.Random(seed)
+            die_at_call(draw.randint(1, calls), draw)
             write_all(path, ledger, ranks)
 
-        killed = forked(work, None if seconds is None else self.draw.uniform(0, seconds))
+        killed = forked(work)
         if killed:
             self.stages[stage(path)] += 1
         lines = ledger.read_text().splitlines() if ledger.is_file() else []
@@ -160,17 +146,10 @@ class Series:
             CacheReader(path).verify()
 
 
-def test_kills_at_random_times_change_nothing(tmp_path):
-    """All fall between the start of the writing process and its end."""
-    series = Series(tmp_path, seed=2)
-    made = series.run(kills=15, by_time=True, ranks=lambda: 2, among_blocks=5)
-    series.check_equal(made)
-
-
 def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
     """Rows and their bytes are the same; only the files that they lie in are others."""
     series = Series(tmp_path, seed=3)
-    made = series.run(kills=20, by_time=False, ranks=lambda: series.draw.randint(1, 3))
+    made = series.run(kills=20, ranks=lambda: series.draw.randint(1, 3))
     wanted = block_checksums(tmp_path / "whole-new")
     for number, path in enumerate(made):
         check_rows(path, np.concatenate([ALL[::3], ALL[1::3]]), SCHEMAS)
@@ -178,36 +157,6 @@ def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
         assert not (path / BUILDING).exists()
         if number % 2 == 0:
             assert block_checksums(path) == wanted
-
-
-@pytest.mark.parametrize("ranks", [1, 5])
-def test_the_number_of_ranks_does_not_change_a_rows_bytes(ranks, tmp_path):
-    for count in (2, ranks):
-        write_cache(tmp_path / str(count), ALL, SCHEMAS, block_rows=BLOCK_ROWS, ranks=count)
-    assert block_checksums(tmp_path / "2") == block_checksums(tmp_path / str(ranks))
-
-
-def test_four_processes_with_kills_and_a_late_one_write_what_one_writes(tmp_path):
-    """And each block is written once, or twice where the first process was killed meanwhile."""
-    draw, path = random.Random(0), tmp_path / "cache"
-    write_all(tmp_path / "whole", tmp_path / "ledger of one")
-
-    def slowly() -> None:
-        write_cache(
-            path, ALL, SCHEMAS, block_rows=BLOCK_ROWS, acknowledge=lambda *of: time.sleep(0.01)
-        )
-
-    running = [fork(slowly) for _ in range(4)]
-    for _ in range(3):
-        time.sleep(draw.uniform(0, 0.2))
-        victim = running.pop(draw.randrange(len(running)))
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
-    running.append(fork(slowly))
-    assert [os.waitpid(child, 0)[1] for child in running] == [0] * len(running)
-    assert block_checksums(path) == block_checksums(tmp_path / "whole")
-    check_rows(path, ALL, SCHEMAS)
-    CacheReader(path).verify()
 
 
 def begun(path: Path, keys: np.ndarray = ALL, first_block: int = 0) -> Build:
@@ -249,14 +198,3 @@ def test_where_another_one_was_faster_the_plan_is_made_anew(tmp_path):
     teachers = {name: (PRINT, schema) for name, schema in SCHEMAS.items()}
     assert Build(tmp_path, Plan(0, 8, [ALL]), teachers).join() is None
     assert contents(tmp_path) == before
-
-
-def test_claims_take_a_time_that_grows_with_their_number(tmp_path, monkeypatch):
-    build, looked = begun(tmp_path, make_keys(2_000)), []
-    build.left("first")
-    see = build._published
-    monkeypatch.setattr(build, "_published", lambda *of: (looked.append(of), see(*of))[1])
-    while any(at is not None for at in build.claim("first", 2) or []):
-        for teacher, at in list(build._leases):
-            write_block(build, teacher, at)
-    assert len(looked) < 3_000

@@ -26,30 +26,12 @@ from ds_distill.files import (
     publish_folder,
     read_json,
     refuse_links_out,
-    write_json,
     write_text,
 )
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_text_replaces_what_was_there_and_leaves_nothing_else(tmp_path):
-    for content in ("first", "zweite – ü\n", ""):
-        write_text(tmp_path / "new" / "a.txt", content)
-        assert (tmp_path / "new" / "a.txt").read_text(encoding="utf-8") == content
-    assert names(tmp_path / "new") == ["a.txt"]
-
-
-def test_what_cannot_be_written_leaves_the_old_content(tmp_path):
-    write_json(tmp_path / "a.json", {"a": 1})
-    with pytest.raises(UnicodeEncodeError):
-        write_text(tmp_path / "a.json", "half a character: \ud800")
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "a.json", {"a": object()})
-    assert read_json(tmp_path / "a.json") == {"a": 1}
-    assert names(tmp_path) == ["a.json"]
 
 
 def test_a_folder_takes_its_name_when_it_is_whole(tmp_path):
@@ -69,18 +51,6 @@ def test_a_folder_takes_its_name_when_it_is_whole(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-def test_leftovers_of_a_kill_do_not_mix_in(tmp_path):
-    (tmp_path / ".model.tmp").mkdir()
-    (tmp_path / ".model.tmp" / "old").write_text("0")
-    (tmp_path / ".model.old").mkdir()
-    with new_folder(tmp_path / "model") as aside:
-        (aside / "a").write_text("1")
-    (tmp_path / "again").mkdir()
-    publish_folder(tmp_path / "again", tmp_path / "model")
-    assert names(tmp_path) == ["model"]
-    assert names(tmp_path / "model") == []
-
-
 WRITER = """
 import sys
 from pathlib import Path
@@ -95,7 +65,7 @@ for number in range(10**9):
 """
 
 
-@pytest.mark.parametrize("milliseconds", [3, 11, 29, 58])
+@pytest.mark.parametrize("milliseconds", [3, 29])
 def test_a_killed_writer_leaves_whole_files(milliseconds, tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -112,19 +82,6 @@ def test_a_killed_writer_leaves_whole_files(milliseconds, tmp_path):
         folder = tmp_path / ".folder.old"
     numbers = [read_json(folder / f"{part}.json")["number"] for part in range(5)]
     assert len(set(numbers)) == 1
-
-
-def test_the_old_folder_is_kept_until_the_new_one_stands(tmp_path, monkeypatch):
-    for number in range(2):
-        with new_folder(tmp_path / "model") as aside:
-            (aside / f"{number}").write_text("1")
-    assert names(tmp_path) == ["model"]
-    assert names(tmp_path / "model") == ["1"]
-    rename, seen = os.rename, []
-    monkeypatch.setattr(os, "rename", lambda *given: seen.append(names(tmp_path)) or rename(*given))
-    with new_folder(tmp_path / "model") as aside:
-        (aside / "2").write_text("1")
-    assert seen == [[".model.tmp", "model"], [".model.old", ".model.tmp"]]
 
 
 @pytest.fixture
@@ -155,9 +112,7 @@ def test_full_disks_are_recognised_by_each_librarys_message(full_disk):
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True),
         (SafetensorError("I/O error: No space left on device (os error 28)"), True),
-        (OSError(errno.EACCES, os.strerror(errno.EACCES)), False),
         (RuntimeError("CUDA out of memory"), False),
-        (ValueError("too many values to unpack"), False),
         (None, False),
     ],
 )
@@ -169,35 +124,26 @@ def test_other_errors_are_distinguished(error, full):
         assert is_disk_full(wrapped) is full
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-def test_files_of_a_folder_get_the_rights_of_new_files(tmp_path, umask):
-    """safetensors writes for the owner alone, and a copy keeps what its source had."""
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_get_the_rights_of_new_files(tmp_path, umask):
+    """safetensors writes for the owner alone, and a copy keeps what its source had; what a killed
+    process left does not count."""
+    path = tmp_path / "routing.safetensors"
+    (tmp_path / ".routing.safetensors.tmp").touch(0o600)
     before = os.umask(umask)
     try:
         with new_folder(tmp_path / "model") as aside:
             for name, mode in (("model.safetensors", 0o600), ("copied", 0o444)):
                 (aside / name).write_text("")
                 (aside / name).chmod(mode)
-    finally:
-        os.umask(before)
-    assert names(tmp_path / "model") == ["copied", "model.safetensors"]
-    for path in (tmp_path / "model").iterdir():
-        assert path.stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-def test_a_file_of_safetensors_gets_the_rights_of_a_new_file(tmp_path, umask):
-    """Colleagues read predictions and fitted routing; what a killed process left does not count."""
-    path = tmp_path / "routing.safetensors"
-    (tmp_path / ".routing.safetensors.tmp").touch(0o600)
-    before = os.umask(umask)
-    try:
         with new_file(path) as temporary:
             save_file({"a": np.zeros(2)}, temporary)
     finally:
         os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert names(tmp_path / "model") == ["copied", "model.safetensors"]
+    assert names(tmp_path) == ["model", path.name]
+    for file in (path, *(tmp_path / "model").iterdir()):
+        assert file.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def make_node(kind: str, path: Path) -> None:
@@ -229,18 +175,6 @@ def test_only_a_regular_file_is_replaced_by_a_rename(kind, tmp_path):
         with pytest.raises(UserError, match=f"is a {kind}, and only a folder is replaced"):
             publish_folder(tmp_path / "aside", tmp_path / "there")
         assert os.lstat(tmp_path / "there").st_mode == before
-
-
-@pytest.mark.parametrize("kind", ["device", "link"])
-def test_an_output_that_is_no_regular_file_is_written_into(kind, tmp_path):
-    """A command's --output: /dev/null and /dev/stdout stay what they are."""
-    make_node(kind, tmp_path / "there")
-    before = os.lstat(tmp_path / "there").st_mode
-    with text_output(tmp_path / "there") as lines:
-        lines.write("new")
-    assert os.lstat(tmp_path / "there").st_mode == before
-    if kind == "link":
-        assert (tmp_path / "elsewhere").read_text() == "new"
 
 
 def test_json_is_written_to_a_device_a_pipe_and_the_own_output(tmp_path, capsys):

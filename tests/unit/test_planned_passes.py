@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flops import encoder_flops
 from passes import CONFIGS, allocated_peak, model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,8 +20,6 @@ from ds_distill.planning.models import (
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView
-
-SHAPES = [(8, 64)]
 
 
 def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
@@ -41,11 +37,10 @@ def test_operations_are_those_of_torchs_counter(name: str, trains: bool) -> None
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("trains", [True, False])
-def test_activations_are_within_15_percent(name: str, shape: tuple[int, int], trains: bool) -> None:
+def test_activations_are_within_15_percent(name: str, trains: bool) -> None:
     """Six layers, of which the plan traced two and three."""
-    planned, one = model_of(name), of(*shape, trains)
+    planned, one = model_of(name), of(8, 64, trains)
     peak = measured_peak(*real(planned, one), trains)
     assert cost(planned, one).peak == pytest.approx(peak, rel=0.15)
 
@@ -85,13 +80,6 @@ def test_flashdeberta_makes_no_map_of_a_text() -> None:
     assert less > 3 * 4 * 8 * heads * 512 * 512
 
 
-def test_tables_of_positions_stay_in_memory_on_a_gpu() -> None:
-    planned, own = model_of("deberta"), of(1, 8, False, fused=True, flashdeberta=True)
-    config = planned.config
-    tables = config.num_hidden_layers * 2 * (2 * config.position_buckets * config.hidden_size)
-    assert 4 * tables < cost(planned, own).peak < 1.3 * 4 * tables
-
-
 def test_a_trace_counts_what_is_alive() -> None:
     with torch.device("meta"), Trace() as trace:
         first = torch.ones(1000)
@@ -107,29 +95,24 @@ def test_a_trace_counts_what_is_alive() -> None:
 
 PUBLISHED = {
     "google-bert/bert-base-uncased": 109.5,
-    "google-bert/bert-large-uncased": 335.1,
     "FacebookAI/roberta-base": 124.6,
-    "FacebookAI/roberta-large": 355.4,
     "microsoft/deberta-v3-base": 183.8,
-    "microsoft/deberta-v3-large": 434.0,
     "distilbert/distilbert-base-uncased": 66.4,
     "albert/albert-base-v2": 11.7,
     "google/electra-small-discriminator": 13.5,
     "microsoft/MiniLM-L12-H384-uncased": 33.4,
-    "huawei-noah/TinyBERT_General_4L_312D": 14.4,
     "FacebookAI/xlm-roberta-base": 278.0,
 }
 """Millions of parameters, without heads; with poolers, which RoBERTa's classifier leaves out."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_shipped_configurations_have_the_published_sizes(name: str) -> None:
-    folder = shipped_configs()[name]
-    model = planned_model("model", str(folder), classes=2)
-    parts = model.parts()
-    body = parts["embeddings"] + parts["layers"]
-    assert body / 1e6 == pytest.approx(PUBLISHED[name], rel=0.006)
-    assert not model.shipped
+def test_shipped_configurations_have_the_published_sizes() -> None:
+    for name, millions in PUBLISHED.items():
+        model = planned_model("model", str(shipped_configs()[name]), classes=2)
+        parts = model.parts()
+        body = parts["embeddings"] + parts["layers"]
+        assert body / 1e6 == pytest.approx(millions, rel=0.006), name
+        assert not model.shipped
 
 
 def test_the_models_of_all_recipes_have_a_configuration() -> None:
@@ -138,15 +121,3 @@ def test_the_models_of_all_recipes_have_a_configuration() -> None:
         named |= {recipe.student.model, *recipe.encoders.values()}
     of_the_hub = {name for name in named if "/" in name and not name.startswith("pkg:")}
     assert of_the_hub <= set(shipped_configs())
-
-
-def test_flops_are_those_of_the_closed_form() -> None:
-    """An encoder's forward: L (8 H^2 + 4 H I) per token and 4 L H per pair of tokens; DeBERTa also
-    projects its table of 512 distances twice in each layer."""
-    for name in ("google-bert/bert-large-uncased", "microsoft/deberta-v3-large"):
-        model = planned_model("model", str(shipped_configs()[name]), classes=2)
-        planned = cost(model, of(4, 128, False, fused=True)).flops
-        closed = encoder_flops(model.config, np.array([128] * 4))
-        if "deberta" in name:
-            closed += 24 * 2 * 2 * 512 * 1024**2
-        assert planned == pytest.approx(closed, rel=0.001)  # the head's few rows

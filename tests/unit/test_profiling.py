@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import PlannedModel
-from ds_distill.profiling.charts import plot_models, plot_trainings
 from ds_distill.profiling.flops import ModelFlops
 from ds_distill.profiling.models import Case, ProfiledModel
 from ds_distill.profiling.shorten import shortening, total_steps
@@ -30,7 +28,6 @@ from ds_distill.profiling.trainings import (
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases.base import TrainingPhase
-from ds_distill.reporting.figure_files import of_scores
 from ds_distill.run.profiler import Amount, Profiler
 
 LENGTHS = [9, 40, 23]
@@ -77,11 +74,16 @@ def test_a_head_has_the_operations_of_its_rows(trains: bool) -> None:
     assert found == pytest.approx(counted(planned, trains, rows), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", builtin_recipes())
-@pytest.mark.parametrize("small", [False, True])
+SHORT = [
+    (name, small)
+    for name, path in builtin_recipes().items()
+    for small in (False, True)
+    if not small or small_form(path).is_file()
+]
+
+
+@pytest.mark.parametrize(("name", "small"), SHORT)
 def test_each_recipe_can_be_made_short(name: str, small: bool) -> None:
-    if small and not small_form(builtin_recipes()[name]).is_file():
-        pytest.skip("has no small form")
     whole = load_recipe(name, [], small)
     splits = {
         task: ["validation", *(split for phase in whole.phases for split, _ in phase.reads)]
@@ -155,12 +157,6 @@ def test_a_cpu_is_measured_with_the_threads_of_all_ranks() -> None:
     with threads_of_all_ranks(2):
         assert torch.get_num_threads() == 2 * before
     assert torch.get_num_threads() == before
-
-
-def test_a_gpu_that_is_not_known_has_no_utilisation() -> None:
-    one = Profiled(**{**PROFILED, "device_flops": None})
-    assert one.utilisation is None
-    assert "%" not in trainings_text([one], None, 1)
 
 
 def refused(*arguments: str) -> str:
@@ -239,54 +235,3 @@ def test_a_percentile_needs_batches_beyond_it(batches: int, known: int) -> None:
     assert case.median == pytest.approx(0.0005 * (batches + 1))
     [row] = [line for line in models_text([model]).splitlines() if f" {batches} " in line]
     assert len(row.split()) == 4 + known
-
-
-@pytest.mark.parametrize(
-    ("scores", "in_percent", "expected"),
-    [
-        ([70.4, 69.7], True, (65.05, 75.05)),  # level models look level
-        ([40.0, 70.0], True, (35.5, 74.5)),  # and none is on the frame
-        ([50.0], True, (45.0, 55.0)),
-        ([4.0, 3.9], False, (3.75, 4.15)),
-        ([0.0], False, (-0.5, 0.5)),
-    ],
-)
-def test_an_axis_of_scores(scores: list[float], in_percent: bool, expected: Any) -> None:
-    assert of_scores(scores, in_percent=in_percent) == pytest.approx(expected)
-
-
-def trained(parts: dict[str, float]) -> Profiled:
-    return Profiled("distil", "a", 20, parts, (1, 1), {}, {}, {}, {}, None, None, None)
-
-
-@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
-def test_the_same_figure_is_the_same_file(kind: str, tmp_path: Path) -> None:
-    """So that one which is committed changes where its numbers do."""
-    one, other = (tmp_path / f"{name}.{kind}" for name in ("one", "other"))
-    for file in (one, other):
-        plot_trainings([trained({"student": 0.1, "losses": 0.2})], file)
-        time.sleep(1.1 if kind == "pdf" else 0)  # its date is in seconds
-    assert one.read_bytes() == other.read_bytes()
-
-
-def test_figures_show_each_part_in_a_colour_and_each_model_inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    axes: list[Any] = []
-    monkeypatch.setattr(
-        "ds_distill.reporting.figure_files.save_figure",
-        lambda figure, path, kind: axes.append(figure.axes[0]),
-    )
-    parts = {f"part {number}": 0.1 for number in range(14)}
-    plot_trainings([trained(parts)], tmp_path / "parts.svg")
-    assert len({bar.get_facecolor() for bar in axes[0].patches}) == len(parts)
-    models = [
-        ProfiledModel(name, "student", 10, 40, "accuracy", score, [Case(1, 32, [seconds])])
-        for name, score, seconds in (("a", 0.7, 0.01), ("b", 0.704, 0.02), ("c", 0.697, 0.01))
-    ]
-    plot_models(models, tmp_path / "models.svg")
-    low, high = axes[1].get_ylim()
-    assert high - low == pytest.approx(10)
-    assert [text.get_text() for text in axes[1].texts] == ["a, c", "b"]
-    box = axes[1].get_legend().get_bbox_to_anchor().transformed(axes[1].transAxes.inverted())
-    assert box.x0 >= 1.0
