@@ -123,7 +123,9 @@ class LaunchOptions:
             listed = runner.fetch_hostfile(str(self.hostfile))
             found = runner.parse_inclusion_exclusion(listed, self.include or "", self.exclude or "")
         except ValueError as error:
-            raise UserError(f"launch: --hostfile {self.hostfile}: {error}.") from error
+            raise UserError(
+                f"launch: --hostfile {self.hostfile}: {error}. A line is `host slots=N`."
+            ) from error
         if not found:
             raise UserError("launch: --exclude leaves no slot.")
         return dict(found)
