@@ -20,7 +20,7 @@ from ds_distill.losses import Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.policies import POLICIES, Average, candidates
+from ds_distill.recipe.policies import POLICIES, candidates
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, fit
@@ -230,15 +230,6 @@ def test_the_gate_learns_whose_class_it_is() -> None:
     assert first["c"] == first["d"] == 0.0, "it never predicts what it lacks"
 
 
-def test_the_name_in_the_table_is_of_a_policy_that_trains() -> None:
-    signals, _, _ = specialists(8)
-    for candidate in candidates(partial=True).values():
-        entry = POLICIES[candidate.settings.policy]  # type: ignore[attr-defined]
-        assert entry.allows_partial(candidate.settings)
-    target = Router(candidates(partial=True)["average, losses"].settings)(signals, batch_of(8))  # type: ignore[arg-type]
-    assert target.logits is None and torch.equal(target.weights, torch.full((2, 8), 0.5))
-
-
 def test_rows_of_which_another_teacher_says_nothing() -> None:
     """The gate's target is over all classes there, or it is refused; never over those of a teacher
     of some, which a student's first ones would be compared with."""
@@ -273,22 +264,6 @@ def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
     found = knowing_average({name: of.log() for name, of in p.items()}, classes, 3).exp()
     wanted = torch.tensor([[(0.2 + 0.6) / 2, 0.3, (0.8 + 0.1) / 2]])
     torch.testing.assert_close(found, wanted / wanted.sum())
-
-
-@pytest.mark.parametrize("mix", ["probabilities", "logits"])
-def test_an_average_that_takes_o_for_evidence_finds_nothing(mix: Any) -> None:
-    """Why teachers of other types are partial: where an entity of one type stands, the experts of
-    two others are sure of O, so that it has no more than a third."""
-    generator = torch.Generator().manual_seed(0)
-    signals, known = {}, {"genes": [0, 1, 2], "diseases": [0, 3, 4], "chemicals": [0, 5, 6]}
-    stands = torch.randint(3, (500,), generator=generator)
-    for number, (name, tags) in enumerate(known.items()):
-        own = 5 * torch.randn(500, 3, generator=generator)
-        own[stands == number, 1] += 20
-        own[stands != number, 0] += 20
-        signals[name] = Signals(Signals(own, classes=torch.tensor(tags)).over_all(7))
-    target = Router(Average(mix=mix))(signals, batch_of(500))
-    assert target.logits is not None and (target.logits.argmax(1) == 0).all()
 
 
 def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:

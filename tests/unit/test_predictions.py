@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,11 @@ import pytest
 import torch
 import transformers as tr
 import yaml
-from runs import (
-    digests,
-    evaluation,
-    run_here,
-)
+from runs import digests, evaluation, run_here
 from toys import TOY_WORDS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from typer.testing import CliRunner
 
-from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe, run_recipe
+from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe
 from ds_distill.cache.inspect import describe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
@@ -76,90 +73,95 @@ def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
 
 # ----------------------------------------------------------------------------------- what is read
 
+LEAST_LOG, SURE = math.log(LEAST), math.log(LEAST) - math.log1p(-LEAST)
+OTHERS = math.log(0.1)
 
-def test_each_form_is_read_whatever_the_order(tmp_path: Path) -> None:
-    """Logits as they are, probabilities as their logarithms, a label with its confidence as the
-    probabilities that this leaves to the others."""
-    least, others = math.log(LEAST), math.log(0.1)
-    forms: dict[str, tuple[list[Any], list[Any]]] = {
-        "logits": (
-            [[0.1, -3.0, 2.5], {"so": 1.0, "no": 2.0, "yes": 3.0}, None, [1e-3, 7, 0]],
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "wanted"),
+    [
+        (
+            "single-label",
+            [
+                {"logits": [0.1, -3.0, 2.5]},
+                {"logits": {"so": 1.0, "no": 2.0, "yes": 3.0}},
+                {"logits": None},
+                {"logits": [1e-3, 7, 0]},
+            ],
             [[0.1, -3.0, 2.5], [2.0, 3.0, 1.0], None, [1e-3, 7.0, 0.0]],
         ),
-        "probabilities": (
-            [{"yes": 0.75, "no": 0.25}, [0.2, 0.3, 0.5], None, {"so": 1}],
+        (
+            "single-label",
             [
-                [math.log(0.25), math.log(0.75), least],
+                {"probabilities": {"yes": 0.75, "no": 0.25}},
+                {"probabilities": [0.2, 0.3, 0.5]},
+                {"probabilities": None},
+                {"probabilities": {"so": 1}},
+            ],
+            [
+                [math.log(0.25), math.log(0.75), LEAST_LOG],
                 [math.log(0.2), math.log(0.3), math.log(0.5)],
                 None,
-                [least, least, 0.0],
+                [LEAST_LOG, LEAST_LOG, 0.0],
             ],
         ),
-    }
-    for form, (given, wanted) in forms.items():
-        rows = [{"text": t, form: g} for t, g in zip(TEXTS, given, strict=True)]
-        for seed in range(3):
-            random.Random(seed).shuffle(rows)
-            file = opened(written(tmp_path / f"{form}{seed}.jsonl", rows))
-            assert len(file) == 3
-            for ours, theirs in zip(logits_of(file, *TEXTS), wanted, strict=True):
-                assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-6)), form
-    sure = [
-        {"text": TEXTS[0], "predicted": "so", "confidence": 0.8},
-        {"text": TEXTS[1], "predicted": "no"},
-    ]
-    for file in (
-        opened(written(tmp_path / "sure.jsonl", sure)),
-        opened(_csv(tmp_path, f'{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\n{TEXTS[2]},,\n')),
-    ):
-        first, second, third = logits_of(file, *TEXTS[:3])
-        assert first == pytest.approx([others, others, math.log(0.8)], rel=1e-6)
-        assert second == pytest.approx([0.0, least, least], rel=1e-6) and third is None
+        (  # a label's confidence leaves the rest of the probability to the others
+            "single-label",
+            [{"predicted": "so", "confidence": 0.8}, {"predicted": "no"}, {"predicted": None}],
+            [[OTHERS, OTHERS, math.log(0.8)], [0.0, LEAST_LOG, LEAST_LOG], None],
+        ),
+        (
+            "multi-label",
+            [{"probabilities": {"yes": 0.9, "so": 0.25}}, {"probabilities": [1.0, 0.5, 0.0]}],
+            [[SURE, math.log(9), math.log(1 / 3)], [-SURE, 0.0, SURE]],
+        ),
+        (
+            "multi-label",
+            [{"predicted": ["yes"], "confidence": 0.75}, {"predicted": []}],
+            [[-math.log(3), math.log(3), -math.log(3)], [SURE] * 3],
+        ),
+        ("regression", [{"predicted": 3}, {"predicted": -0.5}, {}], [[3.0], [-0.5], None]),
+    ],
+)
+def test_each_form_is_read_whatever_the_order(
+    kind: str, rows: list[Any], wanted: list[Any], tmp_path: Path
+) -> None:
+    """Logits as they are, probabilities as their logarithms. A row that stands twice is one."""
+    rows = [{"text": text, **row} for text, row in zip(TEXTS, rows, strict=False)]
+    random.Random(0).shuffle(rows)
+    found = opened(written(tmp_path / "said.jsonl", [*rows, rows[0]]), kind)
+    assert len(found) == sum(one is not None for one in wanted)
+    check_logits(found, wanted)
 
 
-def _csv(folder: Path, lines: str) -> Path:
-    (folder / "sure.csv").write_text("text,predicted,confidence\n" + lines, encoding="utf-8")
-    return folder / "sure.csv"
+def check_logits(found: FilePredictions, wanted: list[Any]) -> None:
+    for ours, theirs in zip(logits_of(found, *TEXTS), wanted, strict=False):
+        assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-5, abs=1e-6))
 
 
-def test_other_tasks_pairs_and_formats(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"text": "a", "probabilities": {"yes": 0.9, "so": 0.25}},
-        {"text": "b", "probabilities": [1.0, 0.5, 0.0]},
-    ]
-    file = opened(written(tmp_path / "many.jsonl", rows), "multi-label")
-    sure = math.log(LEAST) - math.log1p(-LEAST)
-    wanted = [[sure, math.log(9), math.log(1 / 3)], [-sure, 0.0, sure]]
-    assert np.allclose(logits_of(file, "a", "b"), wanted, rtol=1e-5)
-    lists = [
-        {"text": "a", "predicted": ["yes"], "confidence": 0.75},
-        {"text": "b", "predicted": []},
-    ]
-    file = opened(written(tmp_path / "lists.jsonl", lists), "multi-label")
-    third = math.log(3)
-    assert np.allclose(logits_of(file, "a", "b"), [[-third, third, -third], [sure] * 3], rtol=1e-5)
-    (tmp_path / "lists.csv").write_text('text,predicted,confidence\na,"[""yes""]",0.75\nb,[],\n')
-    again = opened(tmp_path / "lists.csv", "multi-label")
-    assert logits_of(again, "a", "b") == logits_of(file, "a", "b")
-    (tmp_path / "shares.csv").write_text('text,probabilities\na,"{""yes"": 1}"\nb,\n')
-    assert logits_of(opened(tmp_path / "shares.csv"), "a", "b")[1] is None
-    nothing = opened(written(tmp_path / "nothing.jsonl", [{"text": "a", "predicted": None}]))
-    assert len(nothing) == 0 and logits_of(nothing, "a") == [None]
-    numbers = [{"text": "a", "predicted": 3}, {"text": "b", "predicted": -0.5}]
-    file = opened(written(tmp_path / "numbers.jsonl", numbers), "regression")
-    assert logits_of(file, "a", "b", "c") == [[3.0], [-0.5], None]
-    # As parquet has objects, with null where one has no such key.
+def test_cells_of_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "said.csv"
+    file.write_text(f'text,predicted,confidence\n{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\nthird,,\n')
+    wanted = [[OTHERS, OTHERS, math.log(0.8)], [0.0, LEAST_LOG, LEAST_LOG], None, None]
+    check_logits(opened(file), wanted)
+    file.write_text(f'text,probabilities\n{TEXTS[0]},"{{""yes"": 1}}"\nb,\n')
+    check_logits(opened(file), [[LEAST_LOG, 0.0, LEAST_LOG], None])
+    file.write_text(f'text,predicted\n{TEXTS[0]},"[""yes""]"\n"{TEXTS[1]}",[]\n')
+    check_logits(opened(file, "multi-label"), [[SURE, -SURE, SURE], [SURE] * 3])
+
+
+def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
+    tmp_path: Path,
+) -> None:
     objects = [{"no": 0.5, "yes": 0.5}, {"no": None, "yes": 1}]
-    table = pa.table({"text": ["a", "b"], "probabilities": objects})
-    pq.write_table(table, tmp_path / "two.parquet")
+    pq.write_table(
+        pa.table({"text": ["a", "b"], "probabilities": objects}), tmp_path / "two.parquet"
+    )
     file = opened(tmp_path / "two.parquet")
     assert np.allclose(np.exp(logits_of(file, "a", "b")), [[0.5, 0.5, 0], [0, 1, 0]], atol=1e-5)
     pairs = [{"text": "a", "text_b": "b", "logits": [1, 2, 3]}]
     file = opened(written(tmp_path / "pairs.jsonl", pairs), text="text", text_b="text_b")
-    assert len(file) == 1 and file.find(content_keys(["a"], ["b"])).tolist() == [0]
-    assert file.find(content_keys(["b"], ["a"])).tolist() == [-1]
-    again = [*rows, rows[0]]
-    assert len(opened(written(tmp_path / "again.jsonl", again), "multi-label")) == 2
+    assert file.find(content_keys(["a", "b"], ["b", "a"])).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize(
@@ -170,17 +172,13 @@ def test_other_tasks_pairs_and_formats(tmp_path: Path) -> None:
         ([{"text": 3, "predicted": "yes"}], "1: 'text' must be a text, got the number 3"),
         ([{"text": "a", "predicted": "yse"}], "1: label 'yse' .*Did you mean `yes`"),
         ([{"text": "a", "predicted": "yes", "confidence": 0.2}], "1: 'confidence' is the prob"),
-        ([{"text": "a", "predicted": "yes", "confidence": "high"}], "above 0.333 and at most 1"),
-        ([{"text": "a", "predicted": "yes", "confidence": float("nan")}], "'confidence' is the"),
         ([{"text": "a", "probabilities": {"yes": 0.6}}], "sum to 0.6, and one label is right"),
         ([{"text": "a", "probabilities": {"yes": 1.4}}], "1: 'probabilities' must be from 0 to 1"),
         ([{"text": "a", "probabilities": {"yse": 1}}], "has 'yse', .*no, yes, so.*`yes`"),
         ([{"text": "a", "probabilities": [0.5, 0.5]}], "a list of 3 numbers in the labels' order"),
         ([{"text": "a", "probabilities": {"yes": "all"}}], "holds 'all'.*Write numbers"),
-        ([{"text": "a", "probabilities": [float("nan"), 1, 0]}], "no finite number"),
         ([{"text": "a", "logits": {"yes": 1.0, "so": 2.0}}], "'logits' lacks no. Name all labels"),
         ([{"text": "a", "logits": [float("nan"), 0, 0]}], "1: 'logits' holds what is no finite"),
-        ([{"text": "a", "logits": [1e39, 0, 0]}], "1: 'logits' holds what is no finite"),
         ([{"text": "a", "logits": [10**400, 0, 0]}], "1: 'logits' holds what is no finite"),
         (
             [{"text": t, "logits": [n, 0, 0]} for n, t in enumerate(["b", "a", "c", "a"])],
@@ -209,85 +207,47 @@ def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> 
 
 def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
     """A number or a name, in any order; the ids count where the file has texts, too."""
-    rows: list[dict[str, Any]] = [
-        {"text": "a", "key": 7},
-        {"text": "b", "key": "8"},
-        {"text": "c", "key": None},
-        {"text": "d", "key": "x"},
-        {"text": "d", "key": "x"},
-    ]
-    lines: list[dict[str, Any]] = [
-        {"key": "8", "text": "b, as the prompt had it", "logits": [8, 0, 0]},
-        {"key": "none", "logits": [1, 0, 0]},
-        {"key": "x", "logits": [9, 0, 0]},
-        {"key": "7", "logits": [7, 0, 0]},
-        {"key": "nor", "logits": [1, 0, 0]},
-    ]
+    texts, keys = "abcdd", [7, "8", None, "x", "x"]
+    rows = [{"text": text, "key": key} for text, key in zip(texts, keys, strict=True)]
+    named = {"8": 8, "none": 1, "x": 9, "7": 7, "nor": 1}
+    lines: list[Any] = [{"key": key, "logits": [first, 0, 0]} for key, first in named.items()]
+    lines[0]["text"] = "b, as the prompt had it"
     found = of_ids(tmp_path, rows, *lines)
     assert logits_of(found, *"abcd") == [[7.0, 0, 0], [8.0, 0, 0], None, [9.0, 0, 0]]
     assert found.unknown is not None
     assert found.unknown.startswith("2 (such as ") and found.unknown.endswith("said.jsonl:2)")
-    # Other data give other examples, from the same file.
+    # Other data give other examples, from the same file; so do other names of the same examples.
     rows[0]["text"] = "e"
     assert logits_of(of_ids(tmp_path, rows, *lines), "a", "e") == [None, [7.0, 0, 0]]
-    # So do other names of the same examples.
-    for name in range(8):
+    for name in range(3):
         again = of_ids(tmp_path, [{**rows[0], "key": f"name {name}"}, rows[1]], *lines)
         assert logits_of(again, "b", "e") == [[8.0, 0, 0], None]
     pairs = [{"text": "a", "text_b": "b", "key": 1}, {"text": "a", "text_b": "c", "key": 2}]
     found = of_ids(tmp_path, pairs, {"key": 2, "logits": [2, 0, 0]})
     assert found.find(content_keys(["a", "a"], ["b", "c"])).tolist() == [-1, 0]
-    for wrong, message in (
+
+
+ONE = {"key": 1, "logits": [1, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "lines", "message"),
+    [
+        ([1, 1], [ONE], r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one"),
+        ([[1], 1], [ONE], "the id .column 'key'. must be"),
         (
-            [{"text": "a", "key": 1}, {"text": "b", "key": 1}],
-            r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one id",
+            [1, 2],
+            [ONE, {"key": "1", "logits": [2, 0, 0]}],
+            r"jsonl:1 and 2: the same example, and other predictions",
         ),
-        ([{"text": "a", "key": [1]}, {"text": "b", "key": 1}], "the id .column 'key'. must be"),
-    ):
-        with pytest.raises(UserError, match=message):
-            of_ids(tmp_path, wrong, {"key": 1, "logits": [1, 0, 0]})
-    twice = [{"key": 1, "logits": [1, 0, 0]}, {"key": "1", "logits": [2, 0, 0]}]
-    with pytest.raises(UserError, match=r"jsonl:1 and 2: the same example, and other predictions"):
-        of_ids(tmp_path, [{"text": "a", "key": 1}, {"text": "b", "key": 2}], *twice)
-
-
-def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path) -> None:
-    made = of_cached_teachers(toy_settings)
-    data, lines = tmp_path / "data", []
-    shutil.copytree(made["task"]["data"]["path"], data)
-    for split in SPLITS:
-        rows = [json.loads(line) for line in (data / f"{split}.jsonl").open(encoding="utf-8")]
-        written(
-            data / f"{split}.jsonl", [{**row, "id": f"{split} {n}"} for n, row in enumerate(rows)]
-        )
-        lines += [{"id": f"{split} {n}", "predicted": "animal"} for n in range(len(rows) - 2)]
-    made["task"]["data"] = {"path": str(data), "columns": {"id": "id"}}
-    file = written(tmp_path / "said.jsonl", [*lines, {"id": "test 999", "predicted": "food"}])
-    made["teachers"]["first"] = {"predictions": str(file)}
-    del made["phases"][0], made["phases"][2]
-    made["phases"][2]["distil"]["routing"] = "average"
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
-    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
-    assert f"ids of 1 (such as {file}:{len(lines) + 1}) of its rows are of no example" in notes[0]
-    assert ["has nothing of 2 of" in note for note in notes] == [False, True, True, True]
-    made["task"]["data"]["limit"] = {"test": 20}  # the file's other texts are of no split then
-    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
-    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
-    assert f"ids of 39 (such as {file}:" in notes[0], notes
-    del made["task"]["data"]["limit"]
-    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
-    lines = [
-        {"text": text, "predicted": "animal"} for split in SPLITS for text in texts_of(made, split)
-    ]
-    lines[5:5] = [{"text": f"no text of the data {n}", "predicted": "food"} for n in range(2)]
-    written(file, lines)
-    count = len({line["text"] for line in lines})
-    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
-    assert notes == [
-        f"teachers.first.predictions: 2 of its {count} texts are in no split that is used here "
-        f"(such as {file}:6)."
-    ]
+    ],
+)
+def test_ids_that_are_none_are_refused(
+    keys: list[Any], lines: list[Any], message: str, tmp_path: Path
+) -> None:
+    rows = [{"text": text, "key": key} for text, key in zip("ab", keys, strict=True)]
+    with pytest.raises(UserError, match=message):
+        of_ids(tmp_path, rows, *lines)
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -345,25 +305,63 @@ def with_answers(settings: dict[str, Any], folder: Path, **lacks: int) -> dict[s
     return made
 
 
+def recipe_of(settings: dict[str, Any], folder: Path) -> Path:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    return folder / "recipe.yaml"
+
+
+def notes_of(settings: dict[str, Any], folder: Path) -> list[str]:
+    found = check_all(load_recipe(recipe_of(settings, folder)))
+    return [note for note in found if "predictions" in note]
+
+
+def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    made = with_answers(toy_settings, tmp_path)
+    data, file, lines = tmp_path / "data", tmp_path / "answers.jsonl", list[dict[str, Any]]()
+    shutil.copytree(made["task"]["data"]["path"], data)
+    for split in SPLITS:
+        rows = [json.loads(line) for line in (data / f"{split}.jsonl").open(encoding="utf-8")]
+        named = [{**row, "id": f"{split} {n}"} for n, row in enumerate(rows)]
+        written(data / f"{split}.jsonl", named)
+        lines += [{"id": row["id"], "predicted": "animal"} for row in named[:-2]]
+    made["task"]["data"] = {"path": str(data), "columns": {"id": "id"}}
+    written(file, [*lines, {"id": "test 999", "predicted": "food"}])
+    made["phases"][3]["distil"]["routing"] = "average"
+    made["phases"].pop(2)
+    notes = notes_of(made, tmp_path)
+    assert f"ids of 1 (such as {file}:{len(lines) + 1}) of its rows are of no example" in notes[0]
+    assert ["has nothing of 2 of" in note for note in notes] == [False, True, True, True]
+    made["task"]["data"]["limit"] = {"test": 20}  # the file's other texts are of no split then
+    assert f"ids of 39 (such as {file}:" in notes_of(made, tmp_path)[0]
+    del made["task"]["data"]["limit"]
+    texts = [text for split in SPLITS for text in texts_of(made, split)]
+    texts[5:5] = ["no text of the data 1", "no text of the data 2"]
+    written(file, [{"text": text, "predicted": "animal"} for text in texts])
+    assert notes_of(made, tmp_path) == [
+        f"teachers.first.predictions: 2 of its {len({*texts})} texts are in no split that is used "
+        f"here (such as {file}:6)."
+    ]
+
+
 def test_a_run_whose_file_lacks_texts(
     toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
 ) -> None:
-    """Told, kept in the cache as what it is, followed by nobody there, judged on what it has; and a
-    run that stopped behind the cache goes on to the same students."""
+    """Told, kept in the cache as what it is, followed by nobody there, judged on what it has; the
+    run stops behind the cache, and goes on."""
     settings = with_answers(toy_settings, tmp_path, transfer=37, test=5)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
-    count = len(texts_of(settings, "transfer"))
+    notes, count = notes_of(settings, tmp_path), len(texts_of(settings, "transfer"))
     assert [note.partition(" (")[0] for note in notes] == [
         f"teachers.first.predictions: has nothing of 37 of {count} examples of split 'transfer'",
         "teachers.first.predictions: has nothing of 5 of 60 examples of split 'test'",
     ]
     assert "transfer.jsonl:1, " in notes[0] and notes[0].endswith("nobody follows it on these.")
     assert notes[1].endswith("it is judged on the others.")
-    run = run_of(settings, tmp_path / "whole")
-    record = read_json(run / "phases" / "01-cache.json")
-    assert record["not_given"] == {"first": 42}
+    run = tmp_path / "run"
+    for more in (["--until", "cache"], ["--resume"]):
+        command = ["run", str(tmp_path / "recipe.yaml"), "--folder", str(run), *more]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    assert read_json(run / "phases" / "01-cache.json")["not_given"] == {"first": 42}
     report = (run / "report.html").read_text(encoding="utf-8")
     assert "Of 42 of the 320 texts of cache the file of first says nothing" in report
     reader = CacheReader(run / "cache" / "01-cache")
@@ -374,28 +372,29 @@ def test_a_run_whose_file_lacks_texts(
     entries = reader.manifest.teachers
     assert (entries["first"].not_given, entries["second"].not_given) == (42, None)
     assert "    not given   42 examples\n" in describe(run / "cache" / "01-cache")
-    grown = {**settings, "phases": copy.deepcopy(settings["phases"])}
-    folder = tmp_path / "grown"
-    for splits in (["transfer", "validation"], SPLITS):  # the same cache, by two builds
-        grown["phases"][1]["cache"] |= {"splits": splits, "folder": str(folder)}
-        recipe.write_text(yaml.safe_dump(grown, sort_keys=False))
-        parts = ["run", str(recipe), "--folder", str(tmp_path / splits[-1]), "--until", "cache"]
-        assert CliRunner().invoke(app, parts).exit_code == 0
-        lacks = CacheReader(folder).manifest.teachers["first"].not_given
-        assert lacks == (37 if len(splits) == 2 else 42)
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
     check_judged_on_what_it_has(run, settings, tmp_path / "answers.jsonl")
-    parts = ["run", str(recipe), "--folder", str(tmp_path / "parts")]
-    for more in (["--until", "cache"], ["--resume"]):
-        done = CliRunner().invoke(app, [*parts, *more])
-        assert done.exit_code == 0, done.output
-    assert students(tmp_path / "parts") == students(run)
-    # Another file is another teacher.
+
+
+def test_a_cache_of_a_file_grows_and_is_of_that_file(
+    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    settings = with_answers(toy_settings, tmp_path, transfer=37, test=5)
+    del settings["teachers"]["second"]
+    cache = settings["phases"][1]["cache"] | {"folder": str(tmp_path / "grown")}
+
+    def built(*splits: str) -> Any:
+        settings["phases"] = [{"cache": {**cache, "splits": list(splits)}}]
+        folder = str(tmp_path / "-".join(splits))
+        command = ["run", str(recipe_of(settings, tmp_path)), "--folder", folder]
+        return CliRunner().invoke(app, command)
+
+    for splits, lacks in ((SPLITS[:2], 37), (SPLITS, 42)):  # the same cache, by two builds
+        assert built(*splits).exit_code == 0
+        assert CacheReader(tmp_path / "grown").manifest.teachers["first"].not_given == lacks
     answers(settings, tmp_path / "answers.jsonl", {"transfer": 3})
-    settings["phases"][1]["cache"]["folder"] = str(run / "cache" / "01-cache")
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    with pytest.raises(UserError, match=r"cache .*first.*weights"):
-        run_recipe(load_recipe(recipe), tmp_path / "third")
+    refused = built(SPLITS[0]).exception
+    assert isinstance(refused, UserError)
+    assert re.search("cache .*first.*weights", str(refused).replace("\n", " "))
 
 
 def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
@@ -407,13 +406,11 @@ def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
     knows = {label: label for label in ("food", "weather")}
     settings["teachers"]["second"] = {"model": str(model), "labels": knows}
     settings["phases"] = phases = settings["phases"][1:-1]
-    recipe = tmp_path / "recipe.yaml"
 
     def mistakes(routing: Any) -> str:
         phases[-1]["distil"]["routing"] = routing
-        recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
         try:
-            check_all(load_recipe(recipe))
+            notes_of(settings, tmp_path)
         except UserError as error:
             return str(error)
         return ""
@@ -466,79 +463,73 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
     assert scores["model"][0] == "models/00-second", "no path of a machine in what is published"
 
 
-@pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
-@pytest.mark.parametrize("kind", ["lone", "two"])
-def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> None:
-    """A student's loss where teachers say nothing of some rows, and none of the last: of these the
-    labels count, and nothing else."""
-    make_tiny_bert(tmp_path / "model", toy_vocabulary())
-    model = tr.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
+def silent_on_some(
+    folder: Path, rows: int, labels: torch.Tensor, *names: str
+) -> tuple[Any, Batch, torch.Tensor, torch.Tensor]:
+    """A student, a batch for it, and which teacher says what of which row: none of the last."""
+    make_tiny_bert(folder / "model", toy_vocabulary())
+    model = tr.AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=3)
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 60, (6, 7), generator=draw)
+    ids = torch.randint(5, 60, (rows, 7), generator=draw)
     view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
-    says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)
-    logits = torch.randn(2, 6, 3, generator=draw)
+    says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)[:, -rows:]
+    says[len(names) :] = False
+    logits = torch.randn(2, rows, 3, generator=draw)
     signals = {
         name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
-        for at, name in enumerate(("first", "second"))
+        for at, name in enumerate(names)
     }
-    if kind == "lone":
-        del signals["second"]
-        says[1] = False
+    return model, Batch.from_views({"student": view}, labels, signals=signals), says, logits
+
+
+@pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
+@pytest.mark.parametrize("names", [["first"], ["first", "second"]])
+def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, names: list[str]) -> None:
+    """A student's loss where teachers say nothing of some rows, and none of the last: of these the
+    labels count, and nothing else."""
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
-    taught = says.any(dim=0).nonzero()[:, 0]
-    batch = Batch.from_views({"student": view}, labels, signals=signals)
+    model, batch, says, logits = silent_on_some(tmp_path, 6, labels, *names)
     terms = {
         "kl": KL({"temperature": 2.0, "weight": 0.7}),
         "ce": CrossEntropy({"weight": 0.3}),
         "of_teachers": TeacherCrossEntropy({}),
     }
     router = Router({"policy": "average", "mix": mix}, temperature=2.0)
-    bundle = Bundle(model, {}, terms, router if kind == "two" else None).eval()
-    found = bundle(batch)
-    own = model(**view.model_inputs()).logits.double()
+    found = Bundle(model, {}, terms, router if len(names) > 1 else None).eval()(batch)
+    own = model(**batch.views["student"].model_inputs()).logits.double()
     kl = ce = of_teachers = 0.0
     for row in range(6):
         there = [at for at in range(2) if says[at, row]]
         student = torch.log_softmax(own[row] / 2, dim=0)
-        if there and mix == "losses":
-            of_each = [torch.softmax(logits[at, row].double() / 2, dim=0) for at in there]
-            kl += sum(4 * (p * (p.log() - student)).sum() for p in of_each) / len(there)
-        elif there:
-            of_all = logits[there, row].double()
-            p = torch.softmax(of_all.mean(dim=0) / 2, dim=0)
-            if mix == "probabilities":
-                p = torch.softmax(of_all / 2, dim=1).mean(dim=0)
-            kl += 4 * (p * (p.log() - student)).sum()
+        of_all = logits[there, row].double()
+        targets = {
+            "logits": lambda said: [torch.softmax(said.mean(dim=0) / 2, dim=0)],
+            "probabilities": lambda said: [torch.softmax(said / 2, dim=1).mean(dim=0)],
+            "losses": lambda said: [*torch.softmax(said / 2, dim=1)],
+        }
+        if there:
+            of_each = targets[mix](of_all)
+            kl += sum(4 * (p * (p.log() - student)).sum() for p in of_each) / len(of_each)
         if labels[row] >= 0 and there:
-            said = torch.log_softmax(logits[there, row].double(), dim=1)[:, labels[row]]
-            of_teachers -= float(said.mean())
+            of_teachers -= float(torch.log_softmax(of_all, dim=1)[:, labels[row]].mean())
         if labels[row] >= 0:
             ce -= torch.log_softmax(own[row], dim=0)[labels[row]]
-    assert found["kl"].item() == pytest.approx(0.7 * float(kl) / len(taught), rel=1e-5)
+    taught = int(says.any(dim=0).sum())
+    assert found["kl"].item() == pytest.approx(0.7 * float(kl) / taught, rel=1e-5)
     assert found["of_teachers"].item() == pytest.approx(of_teachers / 5, rel=1e-5)
     assert found["ce"].item() == pytest.approx(0.3 * float(ce) / 5, rel=1e-5)
 
 
 def test_each_label_of_a_text_follows_those_that_say_something_of_the_text(tmp_path: Path) -> None:
     """Any number of labels: each label is a row, of the same teachers as its text."""
-    make_tiny_bert(tmp_path / "model", toy_vocabulary())
-    model = tr.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
-    draw = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, 60, (4, 7), generator=draw)
-    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
-    says = torch.tensor([[1, 0, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
-    logits, labels = torch.randn(2, 4, 3, generator=draw), torch.randint(0, 2, (4, 3))
-    signals = {
-        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
-        for at, name in enumerate(("first", "second"))
-    }
-    taught = says.any(dim=0).nonzero()[:, 0]
-    batch = Batch.from_views({"student": view}, labels, signals=signals)
+    labels = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 1]])
+    model, batch, says, logits = silent_on_some(tmp_path, 4, labels, "first", "second")
     terms = {"kl": KL({}), "of_teachers": TeacherCrossEntropy({})}
     found = Bundle(model, {}, terms, Router("average")).eval()(batch)
-    own, kl, of_teachers = torch.sigmoid(model(**view.model_inputs()).logits.double()), 0.0, 0.0
-    for row in taught.tolist():
+    outputs = model(**batch.views["student"].model_inputs()).logits
+    own, kl, of_teachers = torch.sigmoid(outputs.double()), 0.0, 0.0
+    taught = says.any(dim=0).nonzero()[:, 0].tolist()
+    for row in taught:
         there = [at for at in range(2) if says[at, row]]
         p = torch.sigmoid(logits[there, row].double().mean(dim=0))
         for one, other in ((p, own[row]), (1 - p, 1 - own[row])):
@@ -556,11 +547,9 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(
     toy_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     made = with_answers(toy_settings, tmp_path, transfer=2)
-    recipe = tmp_path / "recipe.yaml"
 
     def mistakes(*overrides: str) -> str:
-        recipe.write_text(yaml.safe_dump(made, sort_keys=False))
-        done = CliRunner().invoke(app, ["check", str(recipe), *overrides])
+        done = CliRunner().invoke(app, ["check", str(recipe_of(made, tmp_path)), *overrides])
         told = f"{done.output} {done.exception or ''}"
         return f"{done.exit_code} {' '.join(told.split())}"
 
@@ -570,7 +559,6 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(
         "phases.cache.hidden=[-1]": "phases.cache.hidden: keeps the teachers' states, and teacher",
         "phases.distil.losses.hidden_mse={}": "phases.distil.losses.hidden_mse: reads the",
         "phases.teach-second.models=first": "trains 'first', of which there is a file of predict",
-        "phases.distil.start=first": "trains 'first', of which there is a file of predictions",
         "teachers.first.model=x/y": "teachers.first.predictions: stands beside `model`: keep one",
         "teachers.first.predictions=null": "teachers.first.model: is required and missing: name a",
         "teachers.first.labels={a: food}": "teachers.first.labels: is of a `model`, and this",
