@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LogitMSE,
         Seen,
         Term,
+        TermInputs,
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
@@ -59,6 +60,7 @@ __all__ = [
     "Signals",
     "Target",
     "Term",
+    "TermInputs",
     "UserError",
     "__version__",
     "check_recipe",
@@ -91,6 +93,7 @@ _MODULES = {
     "Signals": "types",
     "Target": "routing",
     "Term": "losses",
+    "TermInputs": "losses",
     "UserError": "errors",
     "check_recipe": "check.recipe:check_all",
     "content_keys": "keys",

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ds_distill.losses.hidden import LayeredTerm
 from ds_distill.losses.seen import Seen
-from ds_distill.losses.term import DEFAULTS, TermInputs
+from ds_distill.losses.term import DEFAULTS, NO_INPUTS, TermInputs
 from ds_distill.reads import TOKENS, AttentionInputs, Reads
 from ds_distill.recipe.terms import (
     AttentionKLLoss,
@@ -38,20 +38,15 @@ class AttentionTerm(LayeredTerm):
     def __init__(
         self,
         settings: AttentionSettings | Mapping[str, Any] = DEFAULTS,
-        student_depth: int = 0,
-        teacher_depth: int = 0,
+        inputs: TermInputs = NO_INPUTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
-        student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
+        inputs: numbers of layers, which `layers: last` does not need.
         """
         settings = self.kind.model_validate(settings)
-        super().__init__(settings, {"": settings.pairs(student_depth, teacher_depth)})
-
-    @classmethod
-    def build(cls, settings: Any, inputs: TermInputs) -> Self:
         [depth] = inputs.teacher_depths.values() or [0]
-        return cls(settings, inputs.student_depth, depth)
+        super().__init__(settings, {"": settings.pairs(inputs.student_depth, depth)})
 
     def of_layers(self, layers: Collection[int]) -> Reads:
         return Reads(queries=layers, keys=layers, logits=False)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ds_distill.losses.named_modules import NamedModules
 from ds_distill.losses.seen import Seen
-from ds_distill.losses.term import DEFAULTS, Term, TermInputs
+from ds_distill.losses.term import DEFAULTS, NO_INPUTS, Term, TermInputs
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.recipe.terms import LayeredTerm as LayeredSettings
@@ -80,32 +80,20 @@ class HiddenMSE(LayeredTerm):
 
     def __init__(
         self,
-        settings: HiddenMSELoss | Mapping[str, Any],
-        student_width: int,
-        teacher_widths: Mapping[str, int],
-        student_depth: int = 0,
-        teacher_depths: Mapping[str, int] = DEFAULTS,
+        settings: HiddenMSELoss | Mapping[str, Any] = DEFAULTS,
+        inputs: TermInputs = NO_INPUTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
-        student_width, teacher_widths: hidden sizes, of the teachers by name.
-        student_depth, teacher_depths: numbers of layers, likewise. For `layers: last` not needed.
+        inputs: hidden sizes, and numbers of layers, which `layers: last` does not need.
         """
-        settings = self.kind.model_validate(settings)
-        depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
-        widths = {name: (student_width, width) for name, width in teacher_widths.items()}
-        pairs = {name: settings.pairs(student_depth, depth) for name, depth in depths.items()}
+        settings, own = self.kind.model_validate(settings), inputs.student_width
+        pairs = {
+            name: settings.pairs(inputs.student_depth, inputs.teacher_depths.get(name, 0))
+            for name in inputs.teacher_widths
+        }
+        widths = {name: (own, width) for name, width in inputs.teacher_widths.items()}
         super().__init__(settings, pairs, widths if settings.map else {})
-
-    @classmethod
-    def build(cls, settings: HiddenMSELoss, inputs: TermInputs) -> HiddenMSE:
-        return cls(
-            settings,
-            inputs.student_width,
-            inputs.teacher_widths,
-            inputs.student_depth,
-            inputs.teacher_depths,
-        )
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
@@ -141,25 +129,18 @@ class Cosine(LayeredTerm):
     def __init__(
         self,
         settings: CosineLoss | Mapping[str, Any] = DEFAULTS,
-        student_depth: int = 0,
-        teacher_depth: int = 0,
-        widths: tuple[int, int] | None = None,
+        inputs: TermInputs = NO_INPUTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
-        student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
-        widths: hidden sizes of the student and of the teacher, where they differ.
+        inputs: hidden sizes, where they differ, and numbers of layers, which `layers: last` does
+            not need.
         """
-        settings = self.kind.model_validate(settings)
-        pairs = {"": settings.pairs(student_depth, teacher_depth)}
-        super().__init__(settings, pairs, {} if widths is None else {"": widths})
-
-    @classmethod
-    def build(cls, settings: CosineLoss, inputs: TermInputs) -> Cosine:
+        settings, own = self.kind.model_validate(settings), inputs.student_width
         [depth] = inputs.teacher_depths.values() or [0]
-        [width] = inputs.teacher_widths.values() or [inputs.student_width]
-        widths = (inputs.student_width, width) if width != inputs.student_width else None
-        return cls(settings, inputs.student_depth, depth, widths)
+        [width] = inputs.teacher_widths.values() or [own]
+        pairs = {"": settings.pairs(inputs.student_depth, depth)}
+        super().__init__(settings, pairs, {"": (own, width)} if width != own else {})
 
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
@@ -185,29 +166,22 @@ class ActivationBoundary(Term):
 
     def __init__(
         self,
-        settings: ActivationBoundaryLoss | Mapping[str, Any],
-        student_width: int,
-        teacher_width: int,
-        seed: int = 0,
+        settings: ActivationBoundaryLoss | Mapping[str, Any] = DEFAULTS,
+        inputs: TermInputs = NO_INPUTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.001}.
-        student_width, teacher_width: hidden sizes.
-        seed: of the map.
+        inputs: hidden sizes, where they differ, and the map's seed.
         """
         super().__init__(settings)
-        drawn = None
-        if student_width != teacher_width:
-            own = xxhash.xxh64_intdigest(b"activation_boundary %d" % seed) >> 1
-            generator = torch.Generator("cpu").manual_seed(own)
-            drawn = torch.randn(student_width, teacher_width, generator=generator, device="cpu")
-            drawn /= teacher_width**0.5
+        own, drawn = inputs.student_width, None
+        [width] = inputs.teacher_widths.values() or [own]
+        if width != own:
+            seed = xxhash.xxh64_intdigest(b"activation_boundary %d" % inputs.seed) >> 1
+            generator = torch.Generator("cpu").manual_seed(seed)
+            drawn = torch.randn(own, width, generator=generator, device="cpu")
+            drawn /= width**0.5
         self.register_buffer("map", drawn)
-
-    @classmethod
-    def build(cls, settings: ActivationBoundaryLoss, inputs: TermInputs) -> ActivationBoundary:
-        [width] = inputs.teacher_widths.values()
-        return cls(settings, inputs.student_width, width, inputs.seed)
 
     def forward(self, seen: Seen) -> torch.Tensor:
         state, above = self._sides(seen)

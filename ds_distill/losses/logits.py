@@ -11,7 +11,14 @@ import torch.nn.functional as F
 
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses.seen import Seen
-from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
+from ds_distill.losses.term import (
+    DEFAULTS,
+    NO_INPUTS,
+    Term,
+    TermInputs,
+    only_teacher,
+    target_loss,
+)
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import (
     ConfidencePenaltyLoss,
@@ -44,23 +51,18 @@ class CrossEntropy(Term):
     def __init__(
         self,
         settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS,
-        labels: Sequence[str] = (),
-        class_counts: Sequence[int] = (),
+        inputs: TermInputs = NO_INPUTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
-        labels, class_counts: names and training examples of the C classes; for class weights.
+        inputs: the labels, and the counts of their examples; for class weights.
 
         Raises ValueError when there are class weights, and no counts or a label without a class.
         """
         super().__init__(settings)
         given = self.settings.class_weights
         # Not a buffer: an engine in bf16 would round it.
-        self._class_weights = _class_weights(given, labels, class_counts)
-
-    @classmethod
-    def build(cls, settings: CrossEntropyLoss, inputs: TermInputs) -> CrossEntropy:
-        return cls(settings, inputs.labels, inputs.class_counts)
+        self._class_weights = _class_weights(given, inputs.labels, inputs.class_counts)
 
     def forward(self, seen: Seen) -> torch.Tensor:
         rows = seen.batch.row_sets[self.rows]

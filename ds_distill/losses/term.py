@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,9 +21,9 @@ DEFAULTS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class TermInputs:
-    """What a term may be built of, beside its settings."""
+    """What a term may be made of, beside its settings."""
 
-    student_width: int
+    student_width: int = 0
     """Hidden size."""
     teacher_widths: Mapping[str, int] = field(default_factory=dict)
     """Hidden sizes, by teacher."""
@@ -37,6 +37,9 @@ class TermInputs:
     """Training examples of each class: C numbers."""
     seed: int = 0
     """The recipe's, of what a term draws at random and does not train."""
+
+
+NO_INPUTS = TermInputs()
 
 
 class Term(nn.Module, ABC):
@@ -58,8 +61,13 @@ class Term(nn.Module, ABC):
     needs_teachers: bool = True
     """Whether it reads what teachers predict. Where no active term does, they do not run."""
 
-    def __init__(self, settings: TermSettings | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
+    def __init__(
+        self,
+        settings: TermSettings | Mapping[str, Any] = DEFAULTS,
+        inputs: TermInputs = NO_INPUTS,
+    ) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}. A term that needs to know more,
+        such as hidden sizes, overrides this and reads `inputs`."""
         super().__init__()
         self.settings: Any = self.kind.model_validate(settings)
         self.weight = self.settings.weight
@@ -89,13 +97,6 @@ class Term(nn.Module, ABC):
             return (losses - settings.tolerance).clamp(min=0)
         opened = losses.detach().mean() > settings.tolerance
         return torch.where(opened, losses - settings.tolerance, 0.0 * losses)
-
-    @classmethod
-    def build(cls, settings: Any, inputs: TermInputs) -> Self:
-        """A term from its section of the recipe. A term that needs to know more, such as hidden
-        sizes, overrides this."""
-        del inputs
-        return cls(settings)
 
     @abstractmethod
     def forward(self, seen: Seen) -> torch.Tensor:

@@ -297,7 +297,7 @@ def test_a_bundle_that_has_no_loss_says_why(toy: Path, inputs: Any) -> None:
     none, one, two = (batch_for(models, inputs) for models in range(3))
     some = {"a": Signals(torch.zeros(4, 3), given=torch.arange(4) < 2)}
     untaught = replace(batch_for(0, inputs, signals=some), counts={"all": torch.tensor(4.0)})
-    states = ds_distill.HiddenMSE({"weight": 0.5}, 32, {"a": 32})
+    states = ds_distill.HiddenMSE({"weight": 0.5}, ds_distill.TermInputs(32, {"a": 32}))
     stateless = batch_for(0, inputs, signals=bundle(toy)(one, predict=("a",)))
     alone = Bundle(None, {"a": classifier(toy)}, {"kl": KL()})
     mse, average = {"mse": ds_distill.LogitMSE()}, Router("average")

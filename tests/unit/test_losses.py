@@ -127,7 +127,8 @@ def test_class_weights_have_mean_one_over_the_training_examples(labels, named, s
     """Each row's loss is its class's weight times its own, and the mean over rows that lose alike
     is as without weights."""
     counts = [labels.count(number) for number in range(CLASSES)]
-    term = CrossEntropy({"class_weights": named, "weight": 0.5}, list("abcd"), counts)
+    inputs = TermInputs(labels="abcd", class_counts=counts)
+    term = CrossEntropy({"class_weights": named, "weight": 0.5}, inputs)
     if named == "balanced":
         weights = [1 / count if count else 0.0 for count in counts]
     else:
@@ -151,7 +152,7 @@ def test_class_weights_without_counts_are_refused():
     with pytest.raises(ValueError, match="needs class_counts"):
         CrossEntropy({"class_weights": "balanced"})
     with pytest.raises(ValueError, match="class_weights of e: `labels` must name"):
-        CrossEntropy({"class_weights": {"e": 2.0}}, list("abcd"), [1, 1, 1, 1])
+        CrossEntropy({"class_weights": {"e": 2.0}}, TermInputs(labels="abcd", class_counts=[1] * 4))
 
 
 def test_logit_mse():
