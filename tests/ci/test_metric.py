@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 from sklearn.metrics import f1_score
-from toys import TOY_LABELS, make_toy_classifier
 from transformers import pipeline
 
 METRIC = {"name": "micro_f1", "leave_out": ["animal"]}
@@ -102,33 +101,3 @@ def test_all_that_is_written_for_people_names_it(finished: Path, results: Any) -
     assert "Micro F1 on test" in page and "Micro F1: leave out animal." in page
     card = (finished / "run" / "student" / "README.md").read_text()
     assert "## Micro F1 on test" in card and "name: Micro F1" in card
-
-
-@pytest.mark.parametrize("part", [False, True])
-def test_an_auc_without_a_value_names_phase_and_split(
-    part: bool, toy_settings: dict[str, Any], toy_task: Path, tmp_path: Path, ds_distill: Any
-) -> None:
-    """Of a split of one class alone and of the part of it that chooses, where one group holds a
-    class whole and the other part fits the routing: before anything runs."""
-    rows = [json.loads(row) for row in (toy_task / "train.jsonl").read_text().splitlines()]
-    by_text = {row["text"]: {**row, "of": f"of {row['text']}"} for row in rows}
-    food = [{**row, "of": "one"} for row in by_text.values() if row["label"] == "food"]
-    animals = [row for row in by_text.values() if row["label"] == "animal"][:20]
-    for split, some in {"train": [*by_text.values()], "validation": food + animals * part}.items():
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    teacher = {"model": str(make_toy_classifier(tmp_path / "teacher"))}
-    task = {
-        "data": {"path": str(tmp_path), "columns": {"group": "of"}},
-        "labels": TOY_LABELS,
-        "metric": {"name": "auc", "positive": "food"},
-        "max_length": 32,
-    }
-    phases = [{"expertise": {}}] * part + [{"fine-tune": {"models": "student", "epochs": 1}}]
-    settings = {**toy_settings, "task": task, "teachers": {"one": teacher}, "phases": phases}
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=tmp_path)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2, done.stdout + done.stderr
-    where = "the part of split 'validation' that chooses" if part else "split 'validation'"
-    assert f"phases.fine-tune: metric auc has no value on {where}" in said
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()

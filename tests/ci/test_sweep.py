@@ -40,18 +40,6 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     return file
 
 
-def test_what_settings_share_runs_once_and_what_failed_is_told(
-    recipe: Path, tmp_path: Path, in_this_process: None
-) -> None:
-    folder, good = tmp_path / "sweep", "learning_rate=1e-2"
-    done = command_line("sweep", recipe, *SETTINGS, "seeds=null", "--folder", folder, "--jobs", "2")
-    assert done.exit_code == 1, done.output
-    assert done.output.count("failed with exit code 2") == 1
-    assert json.loads((folder / "results.json").read_text())["missing"] == ["learning_rate=1e30"]
-    assert len(list(folder.glob("shared/*"))) == 1
-    assert "fine-tune: done before" in (folder / "logs" / f"{good}.txt").read_text()
-
-
 def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     recipe: Path,
     tmp_path: Path,
@@ -121,26 +109,6 @@ def command_line(*arguments: str | Path) -> Result:
     if isinstance(result.exception, UserError):
         raise result.exception
     return result
-
-
-def test_one_run_of_several_seeds_is_refused(recipe: Path, tmp_path: Path) -> None:
-    folder = ["--folder", tmp_path / "run"]
-    (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
-    for command in (
-        ["launch", recipe, "--hostfile", tmp_path / "hosts", *folder],
-        ["launch", recipe, "--num-gpus", "2", "--until", "cache", *folder],
-        ["run", recipe, "--until", "cache", *folder],
-        ["cache", "build", recipe, *folder],
-        ["route", recipe, *folder],
-    ):
-        with pytest.raises(UserError, match=r"seeds=\[1, 2\] stands for a run of each"):
-            command_line(*command)
-    # A launch on this machine is of all seeds: the check of their ranks finds what one would not.
-    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 16}))
-    own = f"deepspeed={tmp_path / 'ds.json'}"
-    with pytest.raises(UserError, match="sets train_micro_batch_size_per_gpu=16"):
-        command_line("launch", recipe, own, "--num-gpus", "2", *folder)
-    assert not (tmp_path / "run").exists()
 
 
 def judged(run: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from runs import losses
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -58,21 +59,21 @@ class Bench:
         [record] = [r for r in self.results(name)["phases"] if r["kind"] == "evaluate"]
         return dict(record["models"])
 
-    def losses(self, name: str) -> list[float]:
-        lines = (self.root / name / "metrics.jsonl").read_text().splitlines()
-        return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
+    def mark(self, **teacher: Any) -> dict[str, Any]:
+        """Of the teacher's signals in a cache."""
+        old = self.runs["silent"]
+        recipe = load_recipe(str(self.recipe("again", teacher, LEARN)))
+        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
+        return fingerprint(run, run.reference("sound", 0))
+
+    def cache(self, name: str) -> CacheReader:
+        return CacheReader(self.root / name / "cache" / "00-cache")
 
 
-LEARN = [
+KL = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}, "epochs": 2}
+LEARN: list[Any] = [
     {"cache": {"splits": "transfer", "dtype": "float32"}},
-    {
-        "distil": {
-            "split": "transfer",
-            "teachers": "cached",
-            "losses": {"kl": {"temperature": 2.0}},
-            "epochs": 2,
-        }
-    },
+    {"distil": {**KL, "teachers": "cached"}},
     {"evaluate": {"split": "test"}},
 ]
 MEASURE = {"expertise": {"split": "validation"}}
@@ -165,61 +166,40 @@ def test_with_the_key_it_is_the_teacher_that_it_was(bench: Bench) -> None:
     """All that comes after its outputs are read: cache, student, evaluation."""
     assert bench.models("told") == bench.models("named")
     assert bench.models("told")["sound"]["accuracy"] > 0.8
-    assert bench.losses("told") == bench.losses("named")
-    readers = [
-        CacheReader(bench.root / name / "cache" / "00-cache")
-        for name in ("named", "told", "silent")
-    ]
+    assert losses(bench.root / "told", "student") == losses(bench.root / "named", "student")
+    readers = [bench.cache(name) for name in ("named", "told", "silent")]
     rows = np.arange(readers[0].manifest.examples)
-    named_logits, told_logits, silent_logits = (
-        reader.read("sound", rows).logits for reader in readers
-    )
-    assert torch.equal(told_logits, named_logits)
-    assert torch.equal(silent_logits, named_logits.flip(1))
+    named, told, silent = (reader.read("sound", rows).logits for reader in readers)
+    assert torch.equal(told, named)
+    assert torch.equal(silent, named.flip(1))
 
 
 def test_a_cache_is_of_one_order(bench: Bench) -> None:
     """Whether the key comes or goes; a key that says what would hold without it changes nothing."""
-    reference = str(bench.root / "nameless")
-    teachers = {
-        "silent": {"model": reference},
-        "told": {"model": reference, "labels": REVERSED},
-        "in order": {"model": reference, "labels": IN_ORDER},
-    }
-    marks = {}
-    for name, teacher in teachers.items():
-        recipe = load_recipe(str(bench.recipe("again", teacher, LEARN)))
-        old = bench.runs["silent"]
-        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
-        marks[name] = fingerprint(run, run.reference("sound", 0))
-    assert marks["silent"]["labels"] == ["animal", "food", "weather"], "as before there was a key"
-    assert marks["in order"] == marks["silent"]
-    for name, other in (("told", "silent"), ("silent", "told")):
-        reader = CacheReader(bench.root / name / "cache" / "00-cache")
-        reader.check("sound", marks[name])
+    model = str(bench.root / "nameless")
+    silent, told = bench.mark(model=model), bench.mark(model=model, labels=REVERSED)
+    assert silent["labels"] == ["animal", "food", "weather"], "as before there was a key"
+    assert bench.mark(model=model, labels=IN_ORDER) == silent
+    for name, own, other in (("told", told, silent), ("silent", silent, told)):
+        bench.cache(name).check("sound", own)
         with pytest.raises(UserError, match="was cached with labels"):
-            reader.check("sound", marks[other])
+            bench.cache(name).check("sound", other)
 
 
 def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench: Bench) -> None:
     """Caches of before held the first token's state of teachers whose head reads the mean."""
-    old = bench.runs["silent"]
-    pools, reads_first = bench.root / "pools", bench.root / "reads-first"
-    for folder, pooling in ((pools, "mean"), (reads_first, "cls")):
+    marks = {}
+    for pooling in ("mean", "cls"):
+        folder = bench.root / pooling
         shutil.copytree(bench.root / "nameless", folder)
         config = read_json(folder / "config.json")
         (folder / "config.json").write_text(json.dumps({**config, "classifier_pooling": pooling}))
-    marks = []
-    for folder in (pools, reads_first):
-        recipe = load_recipe(str(bench.recipe("again", {"model": str(folder)}, LEARN)))
-        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
-        marks.append(fingerprint(run, run.reference("sound", 0)))
-    assert marks[0]["pooling"] == "mean" and "pooling" not in marks[1]
-    of_before = fingerprint(old, old.reference("sound", 0))
-    reader = CacheReader(bench.root / "silent" / "cache" / "00-cache")
-    reader.check("sound", of_before)
+        marks[pooling] = bench.mark(model=str(folder))
+    assert marks["mean"]["pooling"] == "mean" and "pooling" not in marks["cls"]
+    of_before = bench.mark(model=str(bench.root / "nameless"))
+    bench.cache("silent").check("sound", of_before)
     with pytest.raises(UserError, match="pooling"):
-        reader.check("sound", {**of_before, "pooling": marks[0]["pooling"]})
+        bench.cache("silent").check("sound", {**of_before, "pooling": "mean"})
 
 
 def test_check_notes_that_an_order_is_taken_on_trust(bench: Bench) -> None:

@@ -45,14 +45,8 @@ def place(
         for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
             patch.setenv(name, command_environment[name])
         for name, epochs in {"short": 1, "long": 6}.items():
-            done = ds_distill(
-                "run",
-                here / "toy.yaml",
-                "--folder",
-                here / name,
-                f"training.epochs={epochs}",
-                "training.keep=last",
-            )
+            changes = [f"training.epochs={epochs}", "training.keep=last"]
+            done = ds_distill("run", here / "toy.yaml", "--folder", here / name, *changes)
             assert done.exit_code == 0, done.output
         yield here
 
@@ -90,26 +84,25 @@ def test_a_checkpoint_is_scored_as_in_its_run(place: Path) -> None:
         ds_distill(*arguments, "--output", place / "judged")
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ("toy", ["--task", "kind"], r"^model .*BertModel, which is no trained classifier.*Fine-tu"),
+        ("unfinished", ["--task", "kind"], "no student yet"),
+        ("long", [], r"several tasks.*--task: kind, again"),
+        ("long", ["--task", "kinds"], r"no such task.*Did you mean `kind`"),
+        ("long", ["--task", "kind", "--split", "tset"], "--split tset: there is no such split"),
+        ("long", ["tasks.kind.labels=[food, weather, plant]", "--task", "kind"], "plant"),
+    ],
+)
 def test_an_evaluation_that_cannot_be_is_refused(
-    place: Path, tiny_models: dict[str, Path], tmp_path: Path
+    model: str, more: list[str], message: str, place: Path, tiny_models: dict[str, Path]
 ) -> None:
-    recipe, long = place / "toy.yaml", place / "long"
-    with pytest.raises(
-        UserError, match=r"^model .*BertModel, which is no trained classifier.*Fine-tune"
-    ):
-        ds_distill("evaluate", tiny_models["toy"], recipe, "--task", "kind")
-    with pytest.raises(UserError, match=r"several tasks.*--task: kind, again"):
-        ds_distill("evaluate", long, recipe)
-    with pytest.raises(UserError, match=r"no such task.*Did you mean `kind`"):
-        ds_distill("evaluate", long, recipe, "--task", "kinds")
-    with pytest.raises(UserError, match="--split tset: there is no such split"):
-        ds_distill("evaluate", long, recipe, "--task", "kind", "--split", "tset")
-    labels = "tasks.kind.labels=[food, weather, plant]"
-    with pytest.raises(UserError, match="plant"):
-        ds_distill("evaluate", long, recipe, labels, "--task", "kind")
-    (tmp_path / "recipe.yaml").write_text("name: unfinished\n")
-    with pytest.raises(UserError, match="no student yet"):
-        ds_distill("evaluate", tmp_path, recipe, "--task", "kind")
+    (place / "unfinished").mkdir(exist_ok=True)
+    (place / "unfinished" / "recipe.yaml").write_text("name: unfinished\n")
+    folder = tiny_models.get(model, place / model)
+    with pytest.raises(UserError, match=message):
+        ds_distill("evaluate", folder, place / "toy.yaml", *more)
 
 
 def test_the_report_of_a_finished_run_is_written_anew(place: Path) -> None:
