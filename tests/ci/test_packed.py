@@ -7,14 +7,15 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 KERNEL = """
 import contextlib, sys, torch
-sys.path[:0] = [{here!r}, {here!r} + "/.."]
+sys.path[:0] = [{tests!r}]
 torch.cuda.device = contextlib.nullcontext  # the launch chooses its device, and here is none
-from test_packed import attentions_differ, passes_differ
+from unit.test_packed import attentions_differ, passes_differ
 print(max(attentions_differ(), passes_differ()))
 """
 
@@ -25,7 +26,7 @@ def test_flashdebertas_kernel_is_the_plain_attention():
     """In Triton's interpreter, which only a new process can turn on."""
     if tuple(map(int, version("triton").split(".")[:2])) < (3, 9):
         pytest.skip("the interpreter of Triton below 3.9 fails on its loops under numpy 2.4")
-    code = KERNEL.format(here=os.path.dirname(__file__))
+    code = KERNEL.format(tests=str(Path(__file__).parents[1]))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
