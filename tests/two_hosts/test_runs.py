@@ -129,7 +129,7 @@ def test_a_host_that_is_gone_ends_the_run_and_it_goes_on(hosts, whole, environme
     first.is_training()
     for one in (inner(second.process), *inner(second.process).children(recursive=True)):
         one.kill()
-    assert "the run stopped: rank 0" in first.end(1, seconds=180) or True
+    assert "the run stopped: rank " in first.end(1, seconds=180)
     second.process.wait(30)
     assert within(60, lambda: not left_of(environment))
 
@@ -169,7 +169,7 @@ def test_deepspeeds_runner_on_two_hosts(hosts, whole, environment, tmp_path):
         second = Run(hosts, folder, environment, *options, "--resume")
         second.is_training()
         rank(environment, 1).kill()
-        assert "the run stopped: rank 1 on node-b: its process ended" in second.end(1, seconds=180)
+        assert "the run stopped: rank 1 on node-b: it " in second.end(1, seconds=180)
         assert within(60, partial(only_sshd, environment))
         Run(hosts, folder, environment, *options, "--resume").end(0)
     assert json.loads((folder / "environment.json").read_text())["ranks"] == 2
