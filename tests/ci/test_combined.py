@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import numpy as np
 import pytest
 
 from ds_distill.data.open_source import open_source
-from ds_distill.recipe.tasks import SingleLabel
+from ds_distill.recipe.tasks import MaskedLM, SingleLabel
 
 BOOLQ = {"path": "data:boolq", "split": "dev"}
 
@@ -55,3 +58,40 @@ def test_the_folds_of_gad_and_the_files_of_euadr(shared_data, tmp_path):
         SingleLabel.model_validate({"data": euadr}), tmp_path, data_folder=str(shared_data)
     )
     assert len(source.read("train")) > 300 and len(source.read("test")) > 20
+
+
+@pytest.mark.parametrize(
+    ("folder", "data", "counts"),
+    [
+        ("tweeteval_emotion", {}, {"train": 3257, "validation": 374, "test": 1421}),
+        ("re_gad_blurb", {}, {"train": 4261, "validation": 535, "test": 534}),
+        ("re_ddi", {}, {"train": 25296, "validation": 2496, "test": 5716}),
+        (
+            "boolq",
+            {
+                "columns": {"text": "text_a", "text_b": "text_b"},
+                "splits": {"train": "own_train", "validation": "own_val"},
+            },
+            {"train": 2370, "validation": 300},
+        ),
+    ],
+)
+def test_real_data_sets_are_read(folder, data, counts, shared_data, tmp_path):
+    path = shared_data / folder
+    task = SingleLabel.model_validate({"data": {"path": str(path), **data}})
+    source = open_source(task, tmp_path)
+    assert source.labels == json.loads((path / "labels.json").read_text())
+    for split, count in counts.items():
+        found = source.read(split, need_labels=True)
+        assert len(found) == count
+        assert set(found["label"][:]) == set(range(len(source.labels)))
+
+
+def test_the_wikipedia_texts_are_read(shared_data, tmp_path):
+    folder = shared_data / "raw_general"
+    names = {"train": "wikipedia_en_valid", "validation": "wikitext2_valid.txt.gz"}
+    task = MaskedLM.model_validate({"data": {"path": str(folder), "splits": names}})
+    with gzip.open(folder / "wikipedia_en_valid.txt.gz", "rt") as file:
+        lines = [line.strip() for line in file.read().split("\n")]
+    found = open_source(task, tmp_path).read("train")
+    assert found["text"][:] == [line for line in lines if line]

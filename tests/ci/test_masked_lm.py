@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 import yaml
 from runs import results
 from transformers import pipeline
-from unit.test_masked_lm import read
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +93,3 @@ def test_the_shipped_student_fills_masks(runs: dict[int, Path]) -> None:
     head = fill.model.cls.predictions.decoder.weight
     assert torch.equal(head, fill.model.get_input_embeddings().weight)
     assert "pipeline_tag: fill-mask" in (runs[1] / "student" / "README.md").read_text()
-
-
-def test_the_wikipedia_texts_are_read(shared_data: Path, tmp_path: Path) -> None:
-    names = {"train": "wikipedia_en_valid", "validation": "wikitext2_valid.txt.gz"}
-    found = read(shared_data / "raw_general", tmp_path / "cache", splits=names)
-    with gzip.open(shared_data / "raw_general" / "wikipedia_en_valid.txt.gz", "rt") as file:
-        lines = [line.strip() for line in file.read().split("\n")]
-    assert list(found["text"]) == [line for line in lines if line]

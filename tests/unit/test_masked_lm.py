@@ -128,21 +128,6 @@ def test_other_files_are_read_without_looking_at_their_labels(tmp_path: Path) ->
     assert list(found["text"]) == ["first", "second"] and set(found["label"]) == {-1}
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", ["train.txt", "empty"]),
-        (b"\n \n\n", ["train.txt", "no rows"]),
-        (b"fine\nbad \xff\n", ["train.txt:2", "UTF-8"]),
-    ],
-)
-def test_texts_that_cannot_be_read(content: bytes, says: list[str], tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read(tmp_path, tmp_path / "cache")
-    assert [part for part in says if part not in str(error.value)] == []
-
-
 # ------------------------------------------------------------------------------------ masks
 
 

@@ -1,0 +1,310 @@
+"""Shipped students that find entities, spans and answers: what they say of a text is what an
+evaluation scores, in the same windows."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import seqeval.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinds import TAGS, asked, collator, jsonl, read
+from slow_windows import first_tokens
+from toys import make_tiny_bert, toy_vocabulary
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from ds_distill.check.models import Models
+from ds_distill.data import text_windows, word_windows
+from ds_distill.data.batches import Examples
+from ds_distill.data.rows import word_rows
+from ds_distill.data.text_windows import TextWindows
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.word_windows import ContextWords
+from ds_distill.data.words import word_keys, words_of
+from ds_distill.errors import UserError
+from ds_distill.evaluation.spans import SpanPredictions
+from ds_distill.keys import numbered_keys
+from ds_distill.models.encoder import read_signals
+from ds_distill.predictors.answering import Answerer
+from ds_distill.predictors.file import predict_file
+from ds_distill.predictors.prediction import load_predictor
+from ds_distill.predictors.tagging import Tagger
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.tags import SPAN_TAGS
+from ds_distill.recipe.tasks import ExtractiveQA, TokenClassification
+from ds_distill.run.publish import keep_settings
+from ds_distill.tasks.extractive_qa import ExtractiveQAKind
+from ds_distill.tasks.token_classification import TokenClassificationKind
+
+
+def tagger_of(toy: Path, folder: Path, tags: list[str], length: int = 16, seed: int = 0) -> Tagger:
+    """Of random weights, which find entities everywhere."""
+    torch.manual_seed(seed)
+    names = dict(enumerate(tags))
+    model = AutoModelForTokenClassification.from_pretrained(
+        toy, num_labels=len(tags), id2label=names, label2id={v: k for k, v in names.items()}
+    )
+    model.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(toy))
+    tokenizer.model_max_length = length
+    tokenizer.save_pretrained(folder)
+    found = load_predictor(folder)
+    assert isinstance(found, Tagger)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tagger_of(tiny_models["toy"], found := tmp_path_factory.mktemp("tagger"), TAGS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tagger(folder: Path) -> Any:
+    return load_predictor(folder)
+
+
+@pytest.fixture(scope="module")
+def finder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("finder")
+    tagger_of(tiny_models["toy"], found, SPAN_TAGS, 32, seed=1)
+    return found
+
+
+# -------------------------------------------------------------------------------------- entities
+
+
+def test_words_are_read_before_a_text_as_training_reads_them(folder: Path, tmp_path: Path) -> None:
+    """So what is written is a teacher's file for the same data."""
+    file, output = tmp_path / "both.jsonl", io.StringIO()
+    file.write_text('{"text": "rain-snow", "tokens": ["rain-snow"]}\n')
+    predict_file(folder, file, output, progress=lambda _: None)
+    [tag] = json.loads(output.getvalue())["predicted"]
+    assert tag in TAGS
+
+
+def test_entities_of_a_text_are_those_of_its_words_by_the_model(tagger: Tagger) -> None:
+    given_ = ["the cat, a dog (very old) saw snow", "", "  \n", "rain"]
+    of_texts = [found["predicted"] for found in tagger.predictions(given_)]
+    assert of_texts[0] and of_texts[1] == of_texts[2] == []
+    for text, found in zip(given_, of_texts, strict=True):
+        words = [text[start:end] for start, end in words_of(text)]
+        [of_words] = tagger.predictions([words])
+        expected = seqeval.metrics.sequence_labeling.get_entities(of_words["predicted"])
+        assert [one["type"] for one in found] == [kind for kind, _, _ in expected]
+        for one, (_, first, last) in zip(found, expected, strict=True):
+            assert text[one["start"] : one["end"]] == one["text"]
+            assert one["text"].startswith(words[first]) and one["text"].endswith(words[last])
+            assert 0 < one["probability"] <= 1
+        if words:
+            encoded = tagger.tokenizer([words], is_split_into_words=True, return_tensors="pt")
+            with torch.no_grad():
+                best = (
+                    tagger._model(**encoded).logits[0].argmax(1)[first_tokens(encoded, len(words))]
+                )
+            assert of_words["predicted"] == [TAGS[number] for number in best.tolist()]
+
+
+@pytest.mark.parametrize("tags", [["X", "NOUN", "VERB"], ["O", "B-gene", "I-gene", "NOUN"]])
+def test_words_of_a_text_have_tags_that_are_no_entities(
+    tags: list[str], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each word is found alone, with its whole tag; one that no token reads has none."""
+    tagger = tagger_of(tiny_models["toy"], tmp_path, tags)
+    text = "the cat, a dog \u200b saw snow"
+    words = [text[start:end] for start, end in words_of(text)]
+    [of_words], [of_text] = tagger.predictions([words]), tagger.predictions([text])
+    lost = words.index("\u200b")
+    assert of_words["predicted"][lost] == ("O" if "O" in tags else None)
+    found = [tag for tag in of_words["predicted"] if tag not in ("O", None)]
+    assert found and set(found) <= set(tags)
+    assert [one["type"] for one in of_text["predicted"]] == found
+    assert all(text[one["start"] : one["end"]] == one["text"] for one in of_text["predicted"])
+    assert {one["text"] for one in of_text["predicted"]} <= set(words)
+
+
+KNOWN = ["the", "cat", "saw", "a", "very", "old", "dog", "\u200b", "abcdefghijklmnopqrs"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(KNOWN), max_size=40))
+def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: list[str]) -> None:
+    seen = set()
+    for window in tagger._windows([words], [None]):
+        end = window.first + len(window.words)
+        assert words[window.first : end] == window.words
+        tokens = len(tagger.tokenizer(window.words, is_split_into_words=True)["input_ids"])
+        assert tokens <= tagger.max_length or len(window.words) == 1
+        seen.update(range(window.first, end))
+    assert seen == set(range(len(words)))
+    [found] = tagger.predictions([words])
+    tags = zip(words, found["predicted"], strict=True)
+    assert all(tag == "O" for word, tag in tags if word == "\u200b")
+
+
+def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: Path) -> None:
+    """In the same windows: each word once, under the text's one number. Before, what did not fit
+    the first window counted as O."""
+    draw = np.random.default_rng(0)
+    rows = [
+        {"tokens": draw.choice(KNOWN, size).tolist(), "tags": draw.choice(TAGS, size).tolist()}
+        for size in (3, 60, 1, 25, 11)
+    ]
+    lists = [row["tokens"] for row in rows]
+    source = read("token-classification", tmp_path, rows)
+    split = text_windows.prepare(source, [tagger.tokenizer], 16)
+    assert split.cache_files, "on disk: a split may be larger than memory"
+    examples, collate = collator(split, tagger.tokenizer, 16, tmp_path, word_rows)
+    assert len(examples) > len(rows) + 5
+    view = collate(np.arange(len(examples))).views["student"]
+    with torch.no_grad():
+        logits = read_signals(tagger._model, view).logits.numpy()
+    kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=16), TAGS)
+    scored = kind.scored(logits, examples)
+    expected = [tag for one in tagger.predictions(lists) for tag in one["predicted"]]
+    assert [TAGS[number] for number in scored.predicted] == expected
+    assert [TAGS[number] for number in scored.labels] == [t for row in rows for t in row["tags"]]
+    report = kind.report(scored)
+    dropped = sum(word == "\u200b" for words in lists for word in words)
+    assert (report["examples"], report["words"]) == (5, 100)
+    assert report["words_without_token"] == dropped > 0
+    firsts = np.flatnonzero(kind.counted(examples))
+    assert examples.counts == {"examples": 5, "windows": len(examples)}
+    groups = numbered_keys(examples.group_keys.numpy())
+    assert isinstance(examples.words, TextWindows)
+    assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
+    short = torch.from_numpy(word_keys(lists))[[0, 2]]
+    assert torch.equal(examples.keys[firsts[[0, 2]]], short), "found in a cache as before"
+    some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
+    assert some.words is not None and len(some.words.whole()[1]) == 2
+    again = text_windows.prepare(source.select([0, 2]), [tagger.tokenizer], 16)
+    assert again.cache_files
+    assert "text" not in again.column_names and len(again) == 2, "as it is where all fit"
+
+
+# ----------------------------------------------------------------------------------------- spans
+
+CONTEXT = "the cat saw a very old dog and some snow"
+
+
+def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
+    """Of one tokenizer alone the windows are the same."""
+    predictor = load_predictor(finder)
+    assert isinstance(predictor, Tagger)
+    long = " ".join([CONTEXT, "rain, \u200b and"] * 4)
+    pairs = [("which animal", long), ("what", CONTEXT), ("", "snow"), ("which", "  ")]
+    found = [one["predicted"] for one in predictor.predictions(pairs)]
+    assert found[-1] == [] and any(found[0])
+    rows = asked(*map(list, zip(*pairs[:-1], strict=True)), [[]] * 3)
+    split = word_windows.prepare(rows, [predictor.tokenizer], 32)
+    logits = []
+    for window in split:
+        encoded = predictor.tokenizer(
+            [window["question"]], [window["words"]], is_split_into_words=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            of_tokens = predictor._model(**encoded).logits[0]
+        firsts = first_tokens(encoded, len(window["words"]), 1)
+        logits += [of_tokens[max(first, 0)].tolist() for first in firsts]
+    examples = Examples.of(split)
+    assert isinstance(examples.words, ContextWords) and examples.words.lost == 4
+    whole = SpanPredictions(np.array(logits), examples.labels, examples.words, SPAN_TAGS)
+    spans = [(n, s["start"], s["end"]) for n, of in enumerate(found) for s in of]
+    assert spans == [tuple(span) for span in whole.spans.tolist()]
+    for (_, context), of_one in zip(pairs, found, strict=True):
+        for span in of_one:
+            assert span.keys() == {"start", "end", "text", "probability"}
+            assert context[span["start"] : span["end"]] == span["text"]
+            assert 0.5 <= span["probability"] <= 1
+
+
+def test_a_file_of_questions_gets_spans(finder: Path, tmp_path: Path) -> None:
+    file, said, output = tmp_path / "asked.jsonl", [], io.StringIO()
+    file.write_text(jsonl([{"question": f"which {n}", "context": CONTEXT} for n in range(3)]))
+    predict_file(finder, file, output, progress=said.append)
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert [line["question"] for line in lines] == [f"which {n}" for n in range(3)]
+    assert all(CONTEXT[s["start"] : s["end"]] == s["text"] for x in lines for s in x["predicted"])
+    (tmp_path / "texts.txt").write_text("a cat\n")
+    with pytest.raises(UserError, match="no column 'question'; it has: text"):
+        predict_file(finder, tmp_path / "texts.txt", output, progress=said.append)
+    with pytest.raises(UserError, match="give pairs of a question and its context"):
+        load_predictor(finder).predictions(["a cat"])  # type: ignore[list-item]
+
+
+# --------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_answers_are_read_as_by_the_evaluation_of_the_run(
+    shipped: bool, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Answers as short, windows that overlap as much; by a model of random weights, whose answers
+    are of any length. One that no run has shipped has the defaults."""
+    torch.manual_seed(0)
+    context = " ".join(["the cat saw a very old tiger before the rain"] * 8)
+    pairs = [("who saw it", context), ("the dog", "some small bread")]
+    own: dict[str, Any] = {"stride": 3, "max_answer_length": 2} if shipped else {}
+    task = ExtractiveQA(data={"path": "."}, max_length=32, **own)
+    AutoModelForQuestionAnswering.from_pretrained(tiny_models["toy"]).save_pretrained(tmp_path)
+    load_tokenizer(str(tiny_models["toy"])).save_pretrained(tmp_path)
+    if shipped:
+        keep_settings(tmp_path, task)
+        AutoModelForQuestionAnswering.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    answerer = load_predictor(tmp_path)
+    assert isinstance(answerer, Answerer)
+    answerer.max_length = 32
+    answerer.overlap = min(answerer.overlap, 10)
+    assert (answerer.max_answer_length, answerer.overlap) == ((2, 3) if shipped else (30, 10))
+    rows = {key: [one[at] for one in pairs] for at, key in enumerate(("text", "text_b"))}
+    rows |= {"answers": [None, None], "copy": [0, 1], "group": [0, 1]}
+    judged = ExtractiveQAKind(task, []).prepare(
+        datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer]
+    )
+    assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
+    found = [one["candidates"][0]["text"] for one in answerer.predictions(pairs)]
+    assert (max(len(text.split()) for text in found) <= 2) == shipped
+
+
+def test_windows_must_go_on() -> None:
+    with pytest.raises(ValueError, match="a third of max_length=60: set at most 20"):
+        ExtractiveQA(data={"path": "x"}, max_length=60, stride=21)
+    assert ExtractiveQA(data={"path": "x"}, max_length=60).overlap == 20
+
+
+@pytest.mark.parametrize("kind", ["extractive-qa", "masked-lm"])
+def test_models_must_have_the_same_tokens(
+    kind: str, tmp_path: Path, tiny_models: dict[str, Path], toy_settings: dict[str, Any]
+) -> None:
+    """The rows that pad a model's embeddings do not count."""
+    words = toy_vocabulary()
+    other = make_tiny_bert(tmp_path / "other", [*words[:5], *reversed(words[5:])])
+    padded = make_tiny_bert(tmp_path / "padded", [*words, "more"])
+    AutoTokenizer.from_pretrained(tiny_models["toy"]).save_pretrained(padded)
+    (tmp_path / "texts.txt").write_text("we saw a cat\n")
+
+    def mistakes(teacher: Path) -> list[str]:
+        data = {"path": str(tmp_path / "texts.txt")}
+        changed = {
+            "task": {"type": kind, "data": data, "max_length": 32},
+            "teachers": {"first": {"model": str(teacher)}},
+            "phases": [{"evaluate": {"split": "train"}}],
+        }
+        recipe = Recipe.model_validate({**toy_settings, **changed})
+        return Models(recipe, on_gpu=False).mistakes()
+
+    [mistake] = mistakes(other)
+    assert "teachers.first.model: its tokenizer" in mistake
+    assert f"task.type={kind} all models must have the same vocabulary" in mistake
+    assert mistakes(tiny_models["toy"]) == mistakes(padded) == []
