@@ -6,7 +6,8 @@
 
 tests/budget.json has a line of counts for each file of a tier, the weight of each kind in ms of a
 quiet core, and the most that a tier may weigh. A whole run of a tier fails where a file is above
-its line or without one, or the tier above its most; a run of some files tells it. A file's `slack`
+its line or without one, where the tier has lines, or the tier above its most; a run of some files
+tells it. A file's `slack`
 is what may come on top of its line, and why. What session fixtures count has lines of its own: they
 are made by whichever test comes first. A whole `make test` fails, too, where no test used some part
 of ds_distill: not where none speaks of it.
@@ -86,7 +87,7 @@ class Judging:
         of_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         whole = (of_all or config.args == ["tests/ci"]) and not config.getoption("keyword")
         budget = json.loads(config.stash[LINES].read_text(encoding="utf-8"))
-        config.stash[SAID] = mistakes(counts["tiers"], budget) if budget["tiers"] else []
+        config.stash[SAID] = mistakes(counts["tiers"], budget)
         for name, why in budget.get("uses_all", {}).items() if whole else ():
             parts = unused(counts["used"].get(name, [])) if name in counts["tiers"] else []
             config.stash[SAID] += [f"make {name}: no test uses {part}. {why}" for part in parts]
@@ -160,8 +161,8 @@ def mistakes(tiers: dict[str, Any], budget: dict[str, Any]) -> list[str]:
     """Where counts are above the budget, in words."""
     found = []
     for name, most in budget["most_ms"].items():
-        files, lines = tiers.get(name, {}), budget["tiers"].get(name, {})
-        for file, counts in files.items():
+        files, lines = tiers.get(name, {}), budget["tiers"].get(name)
+        for file, counts in files.items() if lines is not None else ():
             counts = {kind: counts[kind] for kind in counts if kind in budget["weights_ms"]}
             if file not in lines and counts:
                 line = json.dumps(counts, sort_keys=True)

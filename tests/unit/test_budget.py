@@ -192,6 +192,8 @@ def test_what_the_warm_process_loads_is_no_tests_own(monkeypatch):
         (changed("tiers/test/fixture of_all", None), "fixture of_all has no line"),
         (changed("most_ms/test", 9_000), "make test weighs 9,"),
         (changed("most_ms", {"test": 9_999_999}), None),
+        (changed("tiers", {}), None),
+        ({**BUDGET, "tiers": {}, "most_ms": {"test": 9_000}}, "make test weighs 9,"),
     ],
 )
 def test_what_is_above_the_budget_is_said(given, said):
