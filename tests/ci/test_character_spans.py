@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from runs import (
-    check_same_losses_on_two_ranks,
     evaluation,
     losses,
     run_here,
@@ -109,13 +108,6 @@ def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
     cached, live = (losses(run, phase) for phase in ("average", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
-
-
-@pytest.mark.parametrize("phase", ["reads", "spells", "average", "expertise", "live"])
-def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    short_runs: dict[int, Path], phase: str
-) -> None:
-    check_same_losses_on_two_ranks(short_runs, phase)
 
 
 def test_scores_are_of_characters(run: Path) -> None:

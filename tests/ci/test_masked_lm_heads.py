@@ -72,9 +72,7 @@ def test_a_modernbert_learns_from_a_mobilebert(
     assert (type(student).__name__, len(student.model.layers)) == ("ModernBertForMaskedLM", 1)
 
 
-@pytest.mark.parametrize(
-    ("teacher", "student"), [("eurobert", "mobilebert"), ("mobilebert", "eurobert")]
-)
+@pytest.mark.parametrize(("teacher", "student"), [("mobilebert", "eurobert")])
 def test_two_ranks_with_sharded_weights_learn_alike(
     teacher: str,
     student: str,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runs import check_same_losses_on_two_ranks, losses
+from runs import losses
 from scipy import stats
 from toys import TOY_FILLERS, TOY_WORDS
 from transformers import AutoModelForSequenceClassification, pipeline
@@ -22,7 +22,6 @@ from ds_distill.cli import app
 from ds_distill.predictors.prediction import predict
 
 VALUES = {"animal": 1.0, "food": 0.0, "weather": -1.0}
-TRAININGS = ["first", "second", "cached", "live", "control"]
 
 
 def write_task(folder: Path) -> Path:
@@ -111,13 +110,6 @@ def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
     cached, live = losses(run, "cached"), losses(run, "live")
     assert len(cached) == 50
     assert live == pytest.approx(cached, rel=1e-4)
-
-
-@pytest.mark.parametrize("training", TRAININGS)
-def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    short_runs: dict[int, Path], training: str
-) -> None:
-    check_same_losses_on_two_ranks(short_runs, training)
 
 
 def test_the_cache_holds_a_number_per_example(run: Path) -> None:
