@@ -174,10 +174,6 @@ def test_a_student_is_pushed_to_a_private_repository(
 ) -> None:
     done = ds_distill("push", place / "long", "me/student", "--dry-run")
     assert done.exit_code == 0 and "Nothing was pushed" in done.output
-    with pytest.raises(UserError, match=r"^bad//name: Repo id must"):
-        ds_distill("push", place / "long", "bad//name", "--dry-run")
-    with pytest.raises(UserError, match="is no run's folder"):
-        ds_distill("push", tmp_path, "me/student")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {**command_environment, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}

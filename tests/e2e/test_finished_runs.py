@@ -169,3 +169,13 @@ def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> No
         ds_distill("report", other, other, "--output", page)
     with pytest.raises(UserError, match="no finished run"):
         ds_distill("report", tmp_path, "--output", page)
+
+
+def test_what_is_pushed_is_a_run_and_is_listed_before(place: Path, tmp_path: Path) -> None:
+    """tests/ci pushes it to a hub of its own."""
+    done = ds_distill("push", place / "long", "me/student", "--dry-run")
+    assert done.exit_code == 0 and "model.safetensors" in done.output, done.output
+    with pytest.raises(UserError, match=r"^bad//name: Repo id must"):
+        ds_distill("push", place / "long", "bad//name", "--dry-run")
+    with pytest.raises(UserError, match="is no run's folder"):
+        ds_distill("push", tmp_path, "me/student")
