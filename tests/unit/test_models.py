@@ -290,6 +290,18 @@ def test_a_classifier_is_loaded_as_it_was_saved(folder):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+def test_a_pass_reads_no_signature_anew(folder):
+    chunk = tr.models.bert.modeling_bert.BertLayer.feed_forward_chunk
+    vars(chunk).pop("__signature__", None)  # of an earlier test
+    model = load(folder).eval()
+    before, called = sys.getprofile(), set()
+    sys.setprofile(lambda frame, *_: called.add(frame.f_code.co_name))
+    logits_of(model)
+    sys.setprofile(before)
+    assert "apply_chunking_to_forward" in called
+    assert "_signature_from_function" not in called
+
+
 def test_a_new_head_depends_on_the_seed_alone(tmp_path):
     classifier("bert").bert.save_pretrained(tmp_path)
     heads = []
