@@ -64,12 +64,6 @@ class ByExpertise(Weighted):
     (its section 1.3), or the more confident one, each calibrated (ours)."""
 
 
-class Posterior(Routing):
-    """Bayes' rule from how the teachers confuse classes on the expertise phase's split."""
-
-    policy: Literal["posterior"] = "posterior"
-
-
 class LearnedGate(Routing):
     """A small model of all that the teachers predict, fitted by the expertise phase. A teacher may
     know some of the classes: it learns when the class is one of them."""
@@ -188,17 +182,6 @@ POLICIES: dict[str, PolicyEntry] = {
                     "expertise, most-confident",
                     ByExpertise(conflict="most-confident"),
                     "the same; where that leaves a doubt, the most confident teacher",
-                ),
-            ),
-        ),
-        PolicyEntry(
-            name="posterior",
-            settings=Posterior,
-            implementation=f"{_MODULE}:posterior",
-            needs=_FITTED,
-            candidates=(
-                Candidate(
-                    "posterior", Posterior(), "Bayes' rule from how teachers confuse classes"
                 ),
             ),
         ),

@@ -1,4 +1,4 @@
-"""What a validation split tells of each teacher alone: its temperature, its confusions.
+"""What a validation split tells of each teacher alone: its temperature.
 
 N examples, C classes. Everything is float64 on the CPU: it is computed once per run.
 """
@@ -48,23 +48,3 @@ def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
         else:
             cold = middle
     return middle
-
-
-def fit_confusion(log_probs: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
-    """P(class is c | the teacher predicts j), from a soft count of validation examples: [C, C],
-    rows c, columns j; [C, K] of a teacher that knows K of the `classes`.
-
-    Each example counts at every j with the probability that the teacher gives it. Each column
-    starts from one count, split as the classes are.
-
-    log_probs: float64 [N, C] or [N, K]; truth: int64 [N].
-    """
-    is_class = torch.nn.functional.one_hot(truth, classes).double()  # [N, C]
-    counts = is_class.T @ log_probs.exp() + prior_of(truth, classes)[:, None]
-    return counts / counts.sum(dim=0)
-
-
-def prior_of(truth: torch.Tensor, classes: int) -> torch.Tensor:
-    """Share of each class, one example added to each: float64 [C]."""
-    counts = torch.bincount(truth, minlength=classes).double() + 1.0
-    return counts / counts.sum()

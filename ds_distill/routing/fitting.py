@@ -15,13 +15,7 @@ from safetensors.torch import save_file
 from ds_distill.files import new_file
 from ds_distill.keys import uniform
 from ds_distill.recipe.policies import GATE_CLASSES
-from ds_distill.routing.calibration import (
-    Temperature,
-    fit_confusion,
-    fit_temperature,
-    log_probabilities,
-    prior_of,
-)
+from ds_distill.routing.calibration import Temperature, fit_temperature
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.gate import FOLDS, Gate, fit_gate
 from ds_distill.routing.partial_teachers import classes_of, own_examples, unknown_to_all
@@ -48,11 +42,6 @@ class Fitted:
     table: ExpertiseTable
     temperatures: Mapping[str, Temperature]
     """By teacher: softmax(logits / temperature) is calibrated."""
-    confusion: dict[str, torch.Tensor]
-    """By teacher, float32 [C, C]: P(class is c | the teacher predicts j), row c, column j. Of a
-    partial teacher [C, K]."""
-    prior: torch.Tensor
-    """float32 [C]: share of each class."""
     gate: Gate | None
     """None with more than GATE_CLASSES classes."""
     keys: torch.Tensor
@@ -61,12 +50,7 @@ class Fitted:
     """By partial teacher: the class ids that it knows."""
 
     def to(self, device: torch.device) -> Fitted:
-        return replace(
-            self,
-            confusion={name: counts.to(device) for name, counts in self.confusion.items()},
-            prior=self.prior.to(device),
-            gate=None if self.gate is None else self.gate.to(device),
-        )
+        return replace(self, gate=None if self.gate is None else self.gate.to(device))
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -92,7 +76,7 @@ class Fitted:
 
     def parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """What a file holds of it: tensors, and JSON values."""
-        tensors = {f"confusion.{name}": counts for name, counts in self.confusion.items()}
+        tensors = {"keys": self.keys.contiguous()}
         if self.gate is not None:
             tensors |= {"gate.weight": self.gate.weight, "gate.bias": self.gate.bias}
         header = {
@@ -102,7 +86,7 @@ class Fitted:
             "states": "what the head reads",  # before, the first token's; see `check_states`
             "classes": self.classes,
         }
-        return {**tensors, "prior": self.prior, "keys": self.keys.contiguous()}, header
+        return tensors, header
 
     @staticmethod
     def of_parts(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Fitted:
@@ -113,8 +97,6 @@ class Fitted:
         return Fitted(
             table,
             header["temperatures"],
-            {name: tensors[f"confusion.{name}"] for name in table.teachers},
-            tensors["prior"],
             gate,
             tensors["keys"],
             header.get("classes", {}),
@@ -156,10 +138,6 @@ def fit(
         name: fit_temperature(*own_examples(scores, classes, partial.get(name), count))
         for name, scores in logits.items()
     }
-    confusion = {
-        name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes, count)
-        for name, scores in logits.items()
-    }
     group_keys = (keys if group_keys is None else group_keys)[known]
     keys = keys[known]
     gate = None
@@ -181,8 +159,6 @@ def fit(
             labels,
         ),
         temperatures,
-        {name: counts.float() for name, counts in confusion.items()},
-        prior_of(classes, count).float(),
         gate,
         keys,
         {name: numbers.tolist() for name, numbers in partial.items()},

@@ -123,7 +123,6 @@ class FittedByLabel:
                 name: of_rows(torch.as_tensor(of), count)
                 for name, of in stacked.temperatures.items()
             },
-            prior=of_rows(stacked.prior, count),
         )
 
     @cached_property
@@ -134,18 +133,13 @@ class FittedByLabel:
         if len(gates) == len(self.of):
             weights = torch.stack([of.weight for of in gates])
             gate = Gate(weights, torch.stack([of.bias for of in gates]), self.reads_states)
-        prior = torch.stack([of.prior for of in self.of])
         return replace(
             self.of[0],
             table=LabelTables.stacked([of.table for of in self.of]),
             temperatures={
-                name: prior.new_tensor([of.temperatures[name] for of in self.of])[:, None]
+                name: torch.tensor([of.temperatures[name] for of in self.of])[:, None]
                 for name in self.teachers
             },
-            confusion={
-                name: torch.stack([of.confusion[name] for of in self.of]) for name in self.teachers
-            },
-            prior=prior,
             gate=gate,
         )
 

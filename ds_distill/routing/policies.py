@@ -23,7 +23,7 @@ from ds_distill.routing.calibration import FLOOR, Temperature, log_probabilities
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted
 from ds_distill.routing.gate import calibrated_average
-from ds_distill.routing.label_rows import of_rows, times
+from ds_distill.routing.label_rows import of_rows
 from ds_distill.routing.partial_teachers import Classes, unknown_to_all
 from ds_distill.types import Signals
 
@@ -187,24 +187,6 @@ def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:
         best = torch.where(is_expert.sum(dim=0)[:, None] == 1, best, 0)
     choice = ranking.gather(1, best)[:, 0]
     return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
-
-
-def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
-    """p(class | what all teachers predict), from their confusions on validation:
-
-        p(c) prod_t p_t(c) / p(c), with p_t(c) = sum_j P(c | t predicts j) softmax(z_t / T_t)[j]
-
-    which is Bayes' rule for teachers that err independently, given the class. It is no mixture
-    of the teachers; see `_followed` for its weights.
-    """
-    fitted = _fitted(inputs)
-    prior = fitted.prior.log()
-    total = prior.expand_as(next(iter(inputs.logits.values())))
-    for name in sorted(inputs.logits):  # a sum in floats depends on its order
-        outputs = log_probabilities(inputs.logits[name].float(), fitted.temperatures[name])
-        total = total + times(outputs.exp(), fitted.confusion[name].mT).log() - prior
-    target = torch.log_softmax(total, dim=-1)
-    return Target(target, _followed(inputs, target))
 
 
 def gate(inputs: PolicyInputs, routing: Routing) -> Target:

@@ -68,7 +68,7 @@ def known_experts() -> Fitted:
     nothing = Gate(torch.zeros(0, classes), torch.zeros(classes), reads_states=False)
     temperatures = dict.fromkeys(experts.teachers, 1.0)
     keys = torch.zeros(0, 2, dtype=torch.int64)
-    return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing, keys)
+    return Fitted(experts, temperatures, nothing, keys)
 
 
 def build(

@@ -336,7 +336,7 @@ def test_policies_that_are_none() -> None:
         ("averge", r"no policy 'averge'\. Did you mean `average`"),
         ({"policy": "x"}, r"no policy 'x'\. Known: average, "),
     ]
-    for policy in ("gate", "expertise", "best", "calibrated", "posterior"):
+    for policy in ("gate", "expertise", "best", "calibrated"):
         rows.append((policy, rf"policy {policy} reads .*routing\.safetensors"))
     for policy, rule in rows:
         with pytest.raises(ValueError, match=rule):

@@ -202,7 +202,7 @@ def test_what_a_teacher_knows_is_known_of_each_label(tmp_path: Path) -> None:
         {"student": PaddedView(torch.ones(400, 2).long(), torch.ones(400, 2).long())},
         torch.from_numpy(truth),
     )
-    for policy in ("expertise", "gate", "posterior", "calibrated"):
+    for policy in ("expertise", "gate", "calibrated"):
         target = Router(policy, fitted=tmp_path / "routing.safetensors")(signals, batch)
         assert target.logits is not None and target.logits.shape == (400, 3)
         assert target.weights.shape == (2, 400, 3)

@@ -348,7 +348,7 @@ def many_warnings(results):
 
 def another_policy(results):
     results["phases"].insert(0, expertise_record(CLASSES, "a text"))
-    results["phases"][0]["comparison"]["disagreements_of"] = "posterior"
+    results["phases"][0]["comparison"]["disagreements_of"] = "gate"
 
 
 def without_texts(results):

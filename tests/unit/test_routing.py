@@ -27,7 +27,6 @@ from ds_distill.recipe.policies import (
     ConfidenceAware,
     LearnedGate,
     MTBert,
-    Posterior,
     Random,
 )
 from ds_distill.recipe.terms import KLLoss
@@ -68,7 +67,7 @@ def make_table(correct, total, teachers):
 
 
 def make_fitted(table, width=0):
-    """A table with temperatures, confusions and a gate that belong to the teachers' names.
+    """A table with temperatures and a gate that belong to the teachers' names.
 
     width: of the states that the gate reads; 0 for none.
     """
@@ -78,8 +77,6 @@ def make_fitted(table, width=0):
         seed = sum(map(ord, name)) + sum(shape)
         return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
-    confusion = {name: numbers(name, classes, classes) + 0.1 for name in table.teachers}
-    prior = numbers("prior", classes) + 0.2
     rows = len(table.teachers) * (classes + 1 + width)
     gate = Gate(
         numbers("".join(sorted(table.teachers)), rows, classes) - 0.5,
@@ -89,8 +86,6 @@ def make_fitted(table, width=0):
     return Fitted(
         table,
         {name: TEMPERATURES.get(name, 1.0) for name in table.teachers},
-        {name: counts / counts.sum(dim=0) for name, counts in confusion.items()},
-        prior / prior.sum(),
         gate,
         torch.zeros(0, 2, dtype=torch.int64),
     )
@@ -290,7 +285,6 @@ def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperat
 
 TARGETS = [
     ByExpertise(conflict="most-confident"),
-    Posterior(),
     LearnedGate(),
 ]
 """Policies with an oracle of their own."""
@@ -304,18 +298,6 @@ def log_softmax(scores, temperature=1.0):
 
 def normalised(scores):
     return softmax(scores, 1.0)
-
-
-def posterior_by_hand(scores, fitted):
-    """p(c) prod_t p_t(c) / p(c)."""
-    prior = fitted.prior.tolist()
-    product = list(prior)
-    for name, values in scores.items():
-        outputs = softmax(values, TEMPERATURES[name])
-        confusion = fitted.confusion[name].tolist()
-        for c in range(len(prior)):
-            product[c] *= sum(confusion[c][j] * outputs[j] for j in range(len(outputs))) / prior[c]
-    return [x / sum(product) for x in product]
 
 
 def gate_by_hand(scores, states, fitted):
@@ -336,7 +318,7 @@ def gate_by_hand(scores, states, fitted):
 
 @settings(max_examples=15)
 @given(case=cases(), width=st.sampled_from([0, 3]), order=st.randoms())
-def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
+def test_a_gate_is_what_the_equation_says(case, width, order):
     logits, labels, correct, total = case
     fitted = make_fitted(make_table(correct, total, list(correct)), width)
     states = {
@@ -347,24 +329,19 @@ def test_posterior_and_gate_are_what_the_equations_say(case, width, order):
     names = list(logits)
     order.shuffle(names)  # the fitted numbers are another order of teachers than the batch's
     teachers = {name: Signals(logits[name], {-1: states[name]} if width else {}) for name in names}
-    for policy in ("posterior", "gate"):
-        router = Router(policy, fitted=fitted)
-        assert router.layers == ((-1,) if width and policy == "gate" else ())
-        routed = router(teachers, make_batch(labels))
-        for row in range(len(labels)):
-            scores = {name: logits[name][row].tolist() for name in names}
-            if policy == "posterior":
-                wanted = posterior_by_hand(scores, fitted)
-            else:
-                there = {name: states[name][row].tolist() for name in names if width}
-                wanted = gate_by_hand(scores, there, fitted)
-            target = torch.softmax(routed.logits[row], dim=0).tolist()
-            assert target == pytest.approx(wanted, abs=1e-4)
-            # Each teacher's share of the probability that all give to the target's class.
-            best = target.index(max(target))
-            behind = [softmax(scores[name], TEMPERATURES[name])[best] for name in names]
-            shares = [x / sum(behind) for x in behind]
-            assert routed.weights[:, row].tolist() == pytest.approx(shares, abs=1e-4)
+    router = Router("gate", fitted=fitted)
+    assert router.layers == ((-1,) if width else ())
+    routed = router(teachers, make_batch(labels))
+    for row in range(len(labels)):
+        scores = {name: logits[name][row].tolist() for name in names}
+        there = {name: states[name][row].tolist() for name in names if width}
+        target = torch.softmax(routed.logits[row], dim=0).tolist()
+        assert target == pytest.approx(gate_by_hand(scores, there, fitted), abs=1e-4)
+        # Each teacher's share of the probability that all give to the target's class.
+        best = target.index(max(target))
+        behind = [softmax(scores[name], TEMPERATURES[name])[best] for name in names]
+        shares = [x / sum(behind) for x in behind]
+        assert routed.weights[:, row].tolist() == pytest.approx(shares, abs=1e-4)
 
 
 @settings(max_examples=15)
@@ -421,23 +398,6 @@ def test_the_temperature_that_made_the_labels_is_found(true_temperature):
     assert losses[1] < min(losses[0], losses[2])
 
 
-def test_confusions_count_softly_what_teachers_say():
-    words, truth, keys = speaking(50)
-    fitted = fit(words, truth, keys, list("abc"))
-    counts = [(truth == c).sum() + 1 for c in range(3)]
-    prior = [n / sum(counts) for n in counts]
-    assert fitted.prior.tolist() == pytest.approx(prior)
-    for name, outputs in words.items():
-        rows = [softmax(row, fitted.temperatures[name]) for row in outputs.logits.tolist()]
-        for j in range(3):
-            column = [
-                prior[c] + sum(p[j] for p, y in zip(rows, truth, strict=True) if y == c)
-                for c in range(3)
-            ]
-            wanted = [x / sum(column) for x in column]
-            assert fitted.confusion[name][:, j].tolist() == pytest.approx(wanted, abs=1e-5)
-
-
 def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers():
     width = 5
     words, truth, keys = speaking(120, width=width)
@@ -467,24 +427,23 @@ def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers():
     width = 3
     words, _, _ = speaking(200, teachers=NAMES, width=width)
     fitted = make_fitted(make_table({name: [1, 1, 1] for name in NAMES}, [2, 2, 2], NAMES), width)
-    for policy in ("posterior", "gate"):
-        router = Router(policy, fitted=fitted)
-        targets = [
-            router({name: words[name] for name in names}, make_batch([-100] * 200)).logits
-            for names in itertools.permutations(NAMES)
-        ]
-        assert all(torch.equal(target, targets[0]) for target in targets)
+    router = Router("gate", fitted=fitted)
+    targets = [
+        router({name: words[name] for name in names}, make_batch([-100] * 200)).logits
+        for names in itertools.permutations(NAMES)
+    ]
+    assert all(torch.equal(target, targets[0]) for target in targets)
 
 
 def test_what_was_fitted_goes_to_the_device_of_the_batch():
     signals, truth, keys = speaking(20)
-    router = Router("posterior", fitted=fit(signals, truth, keys, list("abc")))
+    router = Router("gate", fitted=fit(signals, truth, keys, list("abc")))
     there = torch.device("meta")
     target = router({name: s.to(there) for name, s in signals.items()}, make_batch(truth).to(there))
     assert target.logits.device == target.weights.device == there
 
 
-@pytest.mark.parametrize("policy", ["average", "calibrated", "posterior", "gate", "expertise"])
+@pytest.mark.parametrize("policy", ["average", "calibrated", "gate", "expertise"])
 def test_targets_do_not_see_the_labels_of_the_batch(policy):
     words, truth, keys = speaking(60)
     fitted = fit(words, truth, keys, list("abc"))
@@ -754,11 +713,8 @@ def of_many_labels(count, many, width=0, lacking=False):
         correct = {name: torch.randint(0, 9, (2,), generator=draw).tolist() for name in NAMES}
         one = make_fitted(make_table(correct, [9, 9], NAMES), width)
         temperatures = {name: 0.3 + (number * 7 + at) % 11 for at, name in enumerate(NAMES)}
-        prior = torch.rand(2, generator=draw) + 0.1
-        confusion = {name: torch.rand(2, 2, generator=draw) + 0.1 for name in NAMES}
         gate = replace(one.gate, weight=one.gate.weight * torch.rand(1, generator=draw))
-        own = {"temperatures": temperatures, "confusion": confusion, "prior": prior, "gate": gate}
-        of.append(replace(one, **own))
+        of.append(replace(one, temperatures=temperatures, gate=gate))
     return signals, make_batch(labels), FittedByLabel(tuple(map(str, range(many))), tuple(of))
 
 

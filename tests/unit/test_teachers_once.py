@@ -368,7 +368,7 @@ def gate_on_states() -> Router:
     )
     keys = torch.zeros(0, 2, dtype=torch.int64)
     temperatures = dict.fromkeys(names, 1.5)
-    fitted = Fitted(table, temperatures, {}, torch.zeros(classes), gate, keys)
+    fitted = Fitted(table, temperatures, gate, keys)
     return Router("gate", fitted=fitted)
 
 

@@ -149,11 +149,10 @@ def test_other_calls_are_none(text: str) -> None:
 
 
 def fitted() -> Fitted:
-    counts = {"t": torch.eye(2)}
     gate = Gate(torch.zeros(2, 2), torch.zeros(2), reads_states=False)
     table = ExpertiseTable.measure({"t": np.eye(2)}, np.arange(2), ["a", "b"])
     keys = torch.zeros(0, 2, dtype=torch.int64)
-    return Fitted(table, {"t": 1.0}, counts, torch.full((2,), 0.5), gate, keys)
+    return Fitted(table, {"t": 1.0}, gate, keys)
 
 
 def folder(path: Path) -> None:

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from ds_distill.routing import gate as gates
-from ds_distill.routing.calibration import fit_temperature, prior_of
+from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.fitting import folds_of, states_of
 from ds_distill.routing.gate import calibrated_average, features, fit_gate
 from ds_distill.types import Signals
@@ -56,8 +56,8 @@ def from_probabilities(
         return [torch.softmax(scores[name].double() / temperatures[name], dim=1) for name in names]
 
     outputs, outputs_test = probabilities(logits), probabilities(logits_test)
-    prior = prior_of(known, classes)
     is_class = F.one_hot(known, classes).double()
+    prior = (is_class.sum(dim=0) + 1) / (len(known) + classes)
     found: dict[str, torch.Tensor] = {
         "average of probabilities": sum(
             (torch.softmax(scores, dim=1) for scores in logits_test.values()), torch.zeros(())

@@ -13,7 +13,7 @@ from ds_distill.recipe.section import Name
 
 class Expertise(PhaseSettings):
     """Learn from a labelled split what each teacher knows: accuracy per class, calibration,
-    confusions, a gate. Compare all routing policies on it and choose one."""
+    a gate. Compare all routing policies on it and choose one."""
 
     kind: Literal["expertise"] = "expertise"
     split: Name = "validation"
