@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -56,44 +55,12 @@ class VocabularyHead:
         return nn.functional.linear(self.features, self.weight, self.bias)
 
 
-@dataclass(frozen=True)
-class TopK:
-    """Distributions over a vocabulary as their likeliest entries and the mass of the tail."""
-
-    log_probs: torch.Tensor
-    """float32 [n, K]: of softmax(logits / T), at the T of the cache."""
-    ids: torch.Tensor
-    """int64 [n, K]; -1 where a row has fewer than K entries."""
-    tail_log_prob: torch.Tensor
-    """float32 [n]: the mass of all other entries together."""
-    entries: int | None = None
-    """V: a student may have more. None: as many as it has."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def at(self, rows: torch.Tensor) -> TopK:
-        """The distributions of some rows, int64 [k]."""
-        return self._each(lambda tensor: tensor[rows])
-
-    def moved(self, device: torch.device | str) -> TopK:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> TopK:
-        """A copy in pinned memory."""
-        return self._each(torch.Tensor.pin_memory)
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TopK:
-        entries, ids, tail = map(change, (self.log_probs, self.ids, self.tail_log_prob))
-        return TopK(entries, ids, tail, self.entries)
-
-
 class EncodedLogits(Protocol):
     """Encoded distributions of a cache, decoded on the device where they are needed."""
 
     def __len__(self) -> int: ...
 
-    def to(self, device: torch.device) -> TopK | torch.Tensor:
+    def to(self, device: torch.device) -> torch.Tensor:
         """Decoded."""
 
     def moved(self, device: torch.device) -> EncodedLogits:

@@ -11,7 +11,6 @@ loss terms only see rows, so they are independent of the task.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ds_distill.distributions import EncodedLogits, TopK, VocabularyHead
+from ds_distill.distributions import EncodedLogits, VocabularyHead
 from ds_distill.keys import name_id, token_keys
 from ds_distill.reads import TAUGHT, AttentionInputs
 from ds_distill.views import View, check_views
@@ -38,10 +37,10 @@ class Signals:
     A partial teacher knows K of the task's C classes: its logits are [n, K], over `classes`.
     Raises ValueError when there is not one column for each of `classes`."""
 
-    output: torch.Tensor | VocabularyHead | TopK | EncodedLogits | None
+    output: torch.Tensor | VocabularyHead | EncodedLogits | None
     """float [n, C], or [n, K] over `classes`; or the head that computes them, so that terms that do
-    not need the full [n, V] can avoid it. A cached masked-LM teacher's are encoded until `to`, then
-    logits or the top entries of its distributions. None where nobody asked for them."""
+    not need the full [n, V] can avoid it. A cached masked-LM teacher's are encoded until `to`. None
+    where nobody asked for them."""
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """Layer -> float [n, H], the state at each row, for the requested layers. For a sequence-level
     task it is that of the first token, or the mean of all tokens' where the model's head reads
@@ -70,21 +69,12 @@ class Signals:
     def head(self) -> VocabularyHead | None:
         return self.output if isinstance(self.output, VocabularyHead) else None
 
-    @property
-    def top(self) -> TopK | None:
-        return self.output if isinstance(self.output, TopK) else None
-
     @cached_property
     def logits(self) -> torch.Tensor:
         """float [n, C], or [n, K] over `classes`; computed once where a head gives them, in the
         engine's forward."""
         if self.head is not None:
             return self.head.logits()
-        if self.top is not None:
-            raise ValueError(
-                "these signals hold the likeliest entries of distributions (`top`), which have no "
-                "logits; a cache with the codec compact or dense has them"
-            )
         if self.output is None:
             raise ValueError("the model was not asked for logits")
         if not isinstance(self.output, torch.Tensor):
@@ -96,7 +86,7 @@ class Signals:
     @property
     def is_encoded(self) -> bool:
         """Whether they are as a cache stores them."""
-        known = torch.Tensor | VocabularyHead | TopK
+        known = torch.Tensor | VocabularyHead
         return self.output is not None and not isinstance(self.output, known)
 
     @property
@@ -134,8 +124,6 @@ class Signals:
         if self.given is not None:
             logits, given = self.logits.index_select(0, rows), self.given.index_select(0, rows)
             return replace(self, output=logits, hidden=states, given=given)
-        if self.top is not None:
-            return replace(self, output=self.top.at(rows), hidden=states)
         if self.head is not None and not self.has_made_logits:
             features = self.head.features.index_select(0, rows)
             return replace(self, output=replace(self.head, features=features), hidden=states)
@@ -169,7 +157,7 @@ class Signals:
     def _each(
         self,
         of: Callable[[torch.Tensor], torch.Tensor],
-        output: torch.Tensor | TopK | EncodedLogits,
+        output: torch.Tensor | EncodedLogits,
     ) -> Signals:
         """With another output, and with what `of` makes of each other tensor."""
         return replace(
@@ -186,14 +174,9 @@ class Signals:
         states = {
             layer: state.new_zeros(1, state.shape[1]) for layer, state in decoded.hidden.items()
         }
-        if decoded.top is None:
-            zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
-            given = None if decoded.given is None else torch.zeros(1, dtype=torch.bool)
-            return replace(decoded, output=zeros, hidden=states, given=given)
-        ids = torch.arange(decoded.top.ids.shape[1])[None]
-        even = torch.full(ids.shape, -math.log(ids.numel()))
-        top = TopK(even, ids, torch.full((1,), -math.inf), decoded.top.entries)
-        return replace(decoded, output=top, hidden=states)
+        zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
+        given = None if decoded.given is None else torch.zeros(1, dtype=torch.bool)
+        return replace(decoded, output=zeros, hidden=states, given=given)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs.base import Encoded, VocabularyCodec
-from ds_distill.distributions import TopK
 
 _DTYPES = {dtype: getattr(torch, dtype) for dtype in ("float32", "float16", "bfloat16")}
 
@@ -17,7 +16,6 @@ class DenseCodec(VocabularyCodec):
     """Log-probabilities of all V entries, in order. In `float32` exact."""
 
     name: ClassVar[str] = "dense"
-    shapes_tail: ClassVar[bool] = True
 
     def __init__(self, vocabulary: int, dtype: str = "float32") -> None:
         super().__init__(vocabulary)
@@ -34,13 +32,6 @@ class DenseCodec(VocabularyCodec):
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
         return Encoded((logits - lse).to(_DTYPES[self.dtype]).view(torch.uint8))
-
-    def decode(self, encoded: Encoded) -> TopK:
-        log_probs = self.log_probs(encoded)
-        log_probs = log_probs - torch.logsumexp(log_probs, 1, keepdim=True)
-        ids = torch.arange(self.vocabulary, device=log_probs.device).expand_as(log_probs)
-        tail = torch.full((len(log_probs),), -torch.inf, device=log_probs.device)
-        return TopK(log_probs, ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
         payload = encoded.payload

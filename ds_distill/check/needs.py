@@ -168,8 +168,6 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
         if needs.every_token and not unmet:
             of_tokens.append(here.location)
-    if held is not None and mixed and context.task.predicts == "token":
-        yield from _mixing_mistakes(context, held)
     if mixed:
         yield from (_of_mixed_tokens(location, context) for location in of_tokens)
 
@@ -249,18 +247,6 @@ def _cache_mistakes(
             f"{location}: needs the teacher's logits, and {stored}. Set codec: {{name: "
             f"{_that_keep_logits()}}} in the cache phase, or teachers=live."
         )
-
-
-def _mixing_mistakes(context: Context, held: Cache) -> Iterator[str]:
-    codec, count = CODECS[held.codec.name], len(context.teachers)
-    if codec.mixes:
-        return
-    whose = f"{count} teachers' cannot be mixed" if count > 1 else "the policy cannot change them"
-    mixing = " or ".join(f"{{name: {other.name}}}" for other in CODECS.values() if other.mixes)
-    yield (
-        f"{context.location}: the cache holds distributions with codec {codec.name!r}, and "
-        f"{whose}. Set codec: {mixing} in the cache phase, or teachers=live."
-    )
 
 
 def _of_mixed_tokens(location: str, context: Context) -> str:

@@ -36,7 +36,6 @@ from ds_kernels import (
     masked_kl,
     masked_reverse_kl,
     masked_tv,
-    topk_kl,
 )
 
 
@@ -200,12 +199,9 @@ class KL(Term):
             "weight": self.weight,
             "reduction": "none",
         }
-        divergence, lone = self.settings.divergence, seen.target is None
+        divergence = self.settings.divergence
         if divergence == "kl" and (heads := _vocabulary_heads(seen)):
             return self.tolerated(_linear(linear_kl, *heads, options))
-        if divergence == "kl" and lone and (top := only_teacher(seen.teachers).top) is not None:
-            own, taught = seen.student.logits, (top.log_probs, top.ids, top.tail_log_prob)
-            return self.tolerated(topk_kl(own[:, : top.entries], *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own = own[..., : wanted.shape[-1]]  # a student may know more tokens

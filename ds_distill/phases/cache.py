@@ -24,7 +24,6 @@ from ds_distill.caching.codecs import codec_json
 from ds_distill.caching.fidelity import (
     MUCH,
     Fidelity,
-    NumberFidelity,
     Repeated,
     fidelity,
     repeat_inference,
@@ -216,7 +215,7 @@ def _write_all(
 
 
 def _say_fidelity(
-    run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity | NumberFidelity
+    run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity
 ) -> None:
     run.log.info(f"  {teacher}: {measured}")
     if measured.lost > MUCH:

@@ -15,7 +15,7 @@ from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.roofline import pass_seconds
 from ds_distill.planning.split_sizes import SplitFacts
-from ds_distill.recipe.codecs import Compact, TopK
+from ds_distill.recipe.codecs import Compact
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TaskSettings
 
@@ -26,9 +26,6 @@ _THRESHOLDS = (5e-4, 1e-3, 2e-3, 4e-3, 1e-2)
 _COMPACT = {1.0: (311.0, 187.0, 104.2, 60.8, 36.1), 2.0: (121.1, 50.1, 31.1, 25.5, 23.3)}
 """Bytes per token of `compact` at each threshold, by temperature (docs/studies/codecs.md): of one
 teacher and text, so no more than the right order of size."""
-
-_TOPK = 3
-"""Bytes per entry of `topk`, by the same table."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,6 @@ def example_bytes(
         row = float(classes * size)
     elif codec.name == "dense":
         row = float(config.vocab_size * size)
-    elif isinstance(codec, TopK):
-        row = float(codec.entries * _TOPK)
     else:
         nearest = min(_COMPACT, key=lambda known: abs(known - codec.temperature))
         threshold = codec.threshold if isinstance(codec, Compact) else Compact().threshold

@@ -33,7 +33,6 @@ from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.codecs import TopK
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.recipe.tasks import TaskSettings
@@ -274,12 +273,9 @@ class Placements:
         return 2 * self._task.max_length if self._task.predicts == "span" else model.classes
 
     def _decoded(self, teacher: PlannedModel) -> int:
-        """Bytes of a row: logits in fp32, or top entries with their ids and the tail's mass."""
-        if (numbers := self._numbers(teacher)) is not None:
-            return 4 * numbers
-        assert self._job.cache is not None
-        codec = self._job.cache.codec
-        return 12 * codec.entries + 4 if isinstance(codec, TopK) else 4 * teacher.config.vocab_size
+        """Bytes of a row: logits in fp32."""
+        numbers = self._numbers(teacher)
+        return 4 * (teacher.config.vocab_size if numbers is None else numbers)
 
     def _signals(self, micro_batch: int, together: int) -> int:
         """Bytes of what all live teachers say of the micro-batches that they read at once, which

@@ -22,7 +22,7 @@ from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.codecs import Compact, Dense, TopK
+from ds_distill.recipe.codecs import Compact, Dense
 from ds_distill.recipe.lineage import model_at, steps
 from ds_distill.recipe.phases import Cache, Distil, FineTune, PhaseSettings
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
@@ -285,7 +285,7 @@ class Planner:
                 hidden=sorted(hidden),
                 codec=codec(temperature=phase.temperature),
             )
-            for codec in (Compact, TopK, Dense)
+            for codec in (Compact, Dense)
         ]
         for cache in (*(one for _, one in step.caches(phase.split)), *made):
             if not _mistakes(_with_phases(self.recipe, [*before, cache, reads])):

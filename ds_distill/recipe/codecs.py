@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ds_distill.recipe.entry import CodecEntry
-from ds_distill.recipe.section import Count, Section
+from ds_distill.recipe.section import Section
 
 
 class CodecSettings(Section):
@@ -26,15 +26,6 @@ class Compact(CodecSettings):
     """The probability from which entries are kept."""
 
 
-class TopK(CodecSettings):
-    """A number of a row's likeliest entries and the tail's mass: decoded fast, but of a flat
-    teacher much is lost (docs/studies/codecs.md)."""
-
-    name: Literal["topk"] = "topk"
-    entries: Count = 64
-    """Of a row."""
-
-
 class Dense(CodecSettings):
     """All logits, in the phase's dtype."""
 
@@ -49,13 +40,6 @@ CODECS: dict[str, CodecEntry] = {
             settings=Compact,
             implementation="ds_distill.cache.codecs.compact:CompactCodec",
             less_loss="a lower codec.threshold, or codec: {name: dense}",
-        ),
-        CodecEntry(
-            name="topk",
-            settings=TopK,
-            implementation="ds_distill.cache.codecs.topk:TopKCodec",
-            mixes=False,
-            less_loss="codec: {name: compact}, or {name: dense}, or more entries",
         ),
         CodecEntry(
             name="dense",

@@ -215,8 +215,6 @@ class CodecEntry(ConfiguredEntry):
 
     keeps_logits: bool = False
     """Whether what is read from the cache is the teacher's logits, to rounding."""
-    mixes: bool = True
-    """Whether every entry can be read, so that several teachers can be mixed."""
     less_loss: str
     """What to set where it loses too much."""
 

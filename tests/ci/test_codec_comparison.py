@@ -3,10 +3,9 @@
 import math
 
 import torch
-from codec_scores import COMPARED, candidates, codec_table, compare_codecs
+from codec_scores import candidates, codec_table, compare_codecs
 from dense_codec import DenseCodec
-
-from ds_distill.cache.codecs import TopKCodec
+from topk_codec import TopKCodec
 
 
 def make_logits(rows, vocabulary, seed):
@@ -32,7 +31,6 @@ def test_scores():
 
 def test_candidates_get_better_as_they_grow(tmp_path):
     codecs = candidates([make_logits(200, 600, 2)])
-    assert list(codecs) == [*COMPARED]
     scores = compare_codecs([make_logits(60, 600, 3)], codecs)
     for family in ("topk", "compact"):
         of_family = [score for score in scores if score.name.startswith(family)]

@@ -39,8 +39,6 @@ def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
         distil("live", "live"),
         cache("whole", name="dense"),
         distil("dense", "cached"),
-        cache("top", name="topk", entries=200, temperature=2.0),
-        distil("topk", "cached"),
         cache("small", name="compact", threshold=1e-4, temperature=2.0),
         distil("compact", "cached"),
     ]
@@ -73,22 +71,19 @@ def test_dense_signals_train_as_the_live_teacher_does(run: Path) -> None:
 
 def test_the_cache_is_compared_with_the_teacher_run_again(run: Path) -> None:
     """dense keeps float32: what is left is the teacher's own, from one batch to another."""
-    near = {}
-    for phase in ("02-whole", "04-top", "06-small"):
+    lost = {}
+    for phase in ("02-whole", "04-small"):
         record = json.loads((run / "run" / "phases" / f"{phase}.json").read_text())
-        near[phase] = record["fidelity"]["bert"]
-    assert all(0 < measured["batches"] < 1e-5 for measured in near.values())
-    assert near["02-whole"]["cached"] < 1e-5
-    assert 1e-5 < near["04-top"]["cached"] < 0.02 and 1e-5 < near["06-small"]["cached"] < 0.1
+        lost[phase] = record["fidelity"]["bert"]["lost"]
+    assert lost["02-whole"] < 1e-6 < lost["04-small"] < 0.05
 
 
-@pytest.mark.parametrize(("codec", "error"), [("topk", 0.02), ("compact", 0.05)])
-def test_encoded_logits_train_within_the_codecs_error(run: Path, codec: str, error: float) -> None:
-    """All entries of the toy vocabulary are kept, in 8 and 4 bits each."""
-    live, packed = curve(run, "live", "kl"), curve(run, codec, "kl")
-    cross_entropy = [curve(run, name, "cross_entropy")[0] for name in ("live", codec)]
+def test_encoded_logits_train_within_the_codecs_error(run: Path) -> None:
+    """All entries of the toy vocabulary are kept, in 4 bits each."""
+    live, packed = curve(run, "live", "kl"), curve(run, "compact", "kl")
+    cross_entropy = [curve(run, name, "cross_entropy")[0] for name in ("live", "compact")]
     assert cross_entropy[0] == cross_entropy[1], "masks and labels are the live run's"
-    assert (packed / live - 1).abs()[:10].max() < error
+    assert (packed / live - 1).abs()[:10].max() < 0.05
     assert packed[-1] < 0.5 * packed[0]
 
 
@@ -113,8 +108,8 @@ def test_rows_that_pad_a_vocabulary_say_nothing(
         given = copy.deepcopy(recipe)
         given["teachers"]["bert"]["model"] = str(tmp_path / f"teacher-{padded}")
         given["student"]["model"] = str(tmp_path / f"student-{padded}")
-        given["phases"] = [distil("live", "live"), cache("top", name="topk", temperature=2.0)]
-        given["phases"].append(distil("topk", "cached"))
+        given["phases"] = [distil("live", "live"), cache("small", temperature=2.0)]
+        given["phases"].append(distil("cached", "cached"))
         given["phases"][0]["distil"]["losses"] = given["phases"][2]["distil"]["losses"] = {
             "kl": {"temperature": 2.0}
         }
@@ -123,7 +118,7 @@ def test_rows_that_pad_a_vocabulary_say_nothing(
         (folder / "mlm.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
         done = ds_distill("run", "mlm.yaml", "--folder", folder / "run", cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
-        found[padded] = {name: curve(folder, name, "kl") for name in ("live", "topk")}
+        found[padded] = {name: curve(folder, name, "kl") for name in ("live", "cached")}
     for name, plain in found[False].items():
         # Padded matrices are multiplied in other blocks, so that sums are rounded in another order.
         torch.testing.assert_close(found[True][name], plain, rtol=1e-3, atol=1e-5)

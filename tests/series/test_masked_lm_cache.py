@@ -20,7 +20,6 @@ from ds_distill.caching.fidelity import MUCH
 CODECS_AND_STATES: list[tuple[str, list[int]]] = [
     ("dense", []),
     ("dense", [-1]),
-    ("topk", [-1]),
     ("compact", [-1]),
 ]
 
@@ -63,12 +62,10 @@ def test_ranks_without_a_chosen_token_train_from_every_codec(
         name = f"{codec}-{len(hidden)}"
         assert torch.equal(curve(tmp_path, name, "cross_entropy"), first)
         assert curve(tmp_path, name, "loss").isfinite().all()
-    # A top of 64 loses most of so flat a teacher, and the build warns.
     lost = {
         record.stem[3:]: json.loads(record.read_text())["fidelity"]["bert"]["lost"]
         for record in (tmp_path / "run" / "phases").glob("*-keep-*.json")
     }
-    assert lost["keep-dense-0"] < 1e-3 and lost["keep-topk-1"] > 0.5
+    assert lost["keep-dense-0"] < 1e-3
     outputs = " ".join(done.stdout.split())
     assert outputs.count("WARNING:") == sum(share > MUCH for share in lost.values())
-    assert "set in the cache phase codec: {name: compact}, or {name: dense}" in outputs

@@ -31,7 +31,7 @@ from cache_files import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
+from ds_distill.cache.codecs import CompactCodec, TailShape
 from ds_distill.cache.format import END_OF_STREAM, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import NotFinite, SignalSchema
@@ -105,14 +105,13 @@ def test_a_cache_knows_the_names_of_the_classes(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", [{}, {-1: 17_000}])
-@pytest.mark.parametrize("codec", ["dense", "topk", "compact"])
+@pytest.mark.parametrize("codec", ["dense", "compact"])
 def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, tmp_path):
     """Rows from 32 KiB on are read singly: dense logits of a real vocabulary, or wide states."""
     classes = 20_000
     kept: dict[str, Any] = {}
     if codec != "dense":
-        made = {"topk": TopKCodec(classes, 6), "compact": CompactCodec(classes, 0.1)}
-        kept = {"codec": made[codec].to_json(), "temperature": 2.0}
+        kept = {"codec": CompactCodec(classes, 0.1).to_json(), "temperature": 2.0}
     schema = SignalSchema(dtype="float16", classes=classes, hidden=hidden, mask_variants=2, **kept)
     keys = make_keys(40)
     none = keys[list_lengths(keys, 0) == 0][:3]
@@ -126,12 +125,7 @@ def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, t
     assert len(dummy) == 1
     for layer, width in hidden.items():
         assert torch.equal(dummy.hidden[layer], torch.zeros(1, width))
-    if codec == "topk":
-        assert dummy.top is not None and dummy.top.ids.shape == (1, 6)
-        mass = dummy.top.log_probs.exp().sum() + dummy.top.tail_log_prob.exp()
-        assert len(dummy.top.ids.unique()) == 6 and float(mass) == pytest.approx(1)
-    else:
-        assert dummy.logits.shape == (1, classes)
+    assert dummy.logits.shape == (1, classes)
 
 
 def test_keys_that_share_their_first_half_are_distinguished(tmp_path):
@@ -296,24 +290,20 @@ def test_teachers_whose_signals_differ_are_refused_by_name(cache):
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_distributions_are_stored_at_the_temperature(temperature):
-    """What is read is the softmax of logits / T, as entries and tail or as tempered logits."""
+    """What is read has the softmax of logits / T at T."""
     vocabulary = 50
     logits = torch.randn(20, vocabulary, generator=torch.Generator().manual_seed(0))
     wanted = (logits / temperature).log_softmax(1)
-    whole = CompactCodec(vocabulary, 1e-9, TailShape.even(vocabulary))
-    for codec in (TopKCodec(vocabulary, entries=vocabulary), whole):
-        schema = SignalSchema(
-            dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=temperature
-        )
-        kept = schema.encode(Signals(logits)).columns
-        read = schema.decode(kept).to(torch.device("cpu"))
-        if read.top is None:
-            found = (read.logits / temperature).log_softmax(1)
-        else:
-            found = torch.empty_like(wanted).scatter_(1, read.top.ids, read.top.log_probs)
-        # Half a step of the compact codec's values, which have 4 bits.
-        half_a_step = (wanted.max() - wanted.min()).item() / 30
-        torch.testing.assert_close(found, wanted, rtol=0, atol=half_a_step)
+    codec = CompactCodec(vocabulary, 1e-9, TailShape.even(vocabulary))
+    schema = SignalSchema(
+        dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=temperature
+    )
+    kept = schema.encode(Signals(logits)).columns
+    read = schema.decode(kept).to(torch.device("cpu"))
+    # Half a step of the codec's values, which have 4 bits.
+    half_a_step = (wanted.max() - wanted.min()).item() / 30
+    found = (read.logits / temperature).log_softmax(1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=half_a_step)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), 70_000.0])

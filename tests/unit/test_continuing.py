@@ -252,7 +252,7 @@ def test_a_cache_that_another_run_has_made_anew(
     task, runs = copy.deepcopy(masked_lm_settings["task"]), {}
     task.setdefault("masking", {})["variants"] = 1
     for temperature in (2.0, 8.0):
-        codec = {"name": "topk", "entries": 8, "temperature": temperature}
+        codec = {"name": "compact", "temperature": temperature}
         phases = [
             {"fine-tune": {"models": "bert", "epochs": 1}},
             {"cache": {"splits": "train", "folder": str(tmp_path / "cache"), "codec": codec}},

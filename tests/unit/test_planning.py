@@ -189,35 +189,30 @@ def test_a_row_of_a_codec_takes_what_was_measured() -> None:
     for temperature, found in measured.items():
         for one in found["codecs"]:
             name, _, key = one["name"].partition(" ")
-            if name not in ("compact", "topk"):
-                continue
-            given = {"threshold": float(key)} if name == "compact" else {"entries": int(key)}
-            row = row_bytes(1 / 0.15, name=name, temperature=float(temperature), **given)
-            # Compact rows differ, and are in the code to 0.1 bytes; topk has a head of its own.
-            rel = 0.01 if name == "compact" else 0.15
-            assert row == pytest.approx(one["bytes_per_row"], rel=rel), one["name"]
-            seen += 1
-    assert seen == 18
+            if name == "compact":
+                given = {"threshold": float(key), "temperature": float(temperature)}
+                row = row_bytes(1 / 0.15, name=name, **given)
+                # In the code to 0.1 bytes.
+                assert row == pytest.approx(one["bytes_per_row"], rel=0.01), one["name"]
+                seen += 1
+    assert seen == 10
     sizes = [row_bytes(100.0, name="compact", threshold=t) for t in (1e-6, 5e-4, 7e-4, 1e-3, 0.5)]
     assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == 4
 
 
 def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
-    """Of one micro-batch: its logits in fp32, or top entries; and states, of all micro-batches."""
+    """Of one micro-batch its logits in fp32, and states of all micro-batches."""
 
-    def of(codec: str, micro_batch: int) -> Placement:
-        cache = {"cache": {"splits": "train", "hidden": [-1], "codec": {"name": codec}}}
+    def of(micro_batch: int) -> Placement:
+        cache = {"cache": {"splits": "train", "hidden": [-1]}}
         losses = {"kl": {}, "hidden_mse": {}}
         parts = distilled(losses, cache, task=NUMBERED, teachers="cached")
         shape = "training.batch_size=128", f"training.micro_batch_size={micro_batch}"
         return planned(tmp_path, *shape, **parts, gpus=1).jobs[0].chosen
 
     tokens, states = 0.15 * 64, round(0.15 * 64 * 128) * 256 * 4
-    compact, more, topk = of("compact", 8), of("compact", 32), of("topk", 8)
-    assert compact.signals == round(tokens * 8) * 30522 * 4 + states
-    assert more.signals == round(tokens * 32) * 30522 * 4 + states
-    assert topk.signals == round(tokens * 8) * (64 * (4 + 8) + 4) + states
-    assert topk.largest_micro_batch > 1.1 * compact.largest_micro_batch
+    assert of(8).signals == round(tokens * 8) * 30522 * 4 + states
+    assert of(32).signals == round(tokens * 32) * 30522 * 4 + states
 
 
 GROWS = {"expand-vocabulary": {"size": 31000, "save_as": "grown"}}

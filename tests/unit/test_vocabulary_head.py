@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ds_distill.cache.codecs.topk import TopKCodec
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term
 from ds_distill.losses import logits as logits_of
@@ -244,16 +243,3 @@ def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(
         found.append((losses.detach(), gradient))
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain)  # in other blocks, rounded in another order
-
-
-def test_a_cached_distribution_is_over_the_entries_of_its_codec() -> None:
-    """A student of more rows is compared on those."""
-    teacher = head(8, 1, trained=False).logits()
-    student = head(8, 0, trained=True).logits()
-    codec = TopKCodec(VOCABULARY, entries=8)
-    top = codec.decode(codec.encode(teacher)).at(torch.arange(ROWS)).moved("cpu")
-    wide = torch.cat([student, torch.full((ROWS, 3), 9.0)], dim=1)
-    losses = [
-        TERMS["kl"](Seen(Signals(own), batch(), {"t": Signals(top)})) for own in (student, wide)
-    ]
-    torch.testing.assert_close(losses[0], losses[1])

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from topk_codec import TopKCodec
 
 from ds_distill.cache.build import Build
 from ds_distill.cache.build_plan import Plan, block_rows_for
-from ds_distill.cache.codecs import Encoded, TopKCodec
+from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.caching.build import claims, write_blocks

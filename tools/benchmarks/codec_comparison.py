@@ -25,9 +25,10 @@ import torch
 from codec_parts import ablation
 from codec_rivals import rivals
 from codec_scores import candidates, codec_table, compare_codecs, plot_codecs
+from topk_codec import TopKCodec
 from torch import Tensor
 
-from ds_distill.cache.codecs import Encoded, TopKCodec
+from ds_distill.cache.codecs import Encoded
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_epoch
 from ds_distill.engine.world import World

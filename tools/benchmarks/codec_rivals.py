@@ -23,11 +23,11 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from topk_codec import Fields, field_words
 from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TailShape, VocabularyCodec
-from ds_distill.cache.codecs.bits import Fields, field_words
-from ds_distill.distributions import TopK
+from ds_distill.cache.codecs.base import TopK
 
 
 class _Ids:
@@ -50,7 +50,6 @@ class _Ids:
 
 class DistillKit(VocabularyCodec):
     name: ClassVar[str] = "distillkit"
-    shapes_tail: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -117,7 +116,6 @@ class DistillKit(VocabularyCodec):
 
 class HalfTopK(VocabularyCodec):
     name: ClassVar[str] = "float16"
-    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, k: int) -> None:
         super().__init__(vocabulary)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from topk_codec import TopKCodec
 from torch import Tensor
 
-from ds_distill.cache.codecs import VocabularyCodec
+from ds_distill.cache.codecs import CompactCodec, VocabularyCodec
 from ds_distill.caching.fidelity import divergence
-from ds_distill.recipe.codecs import CODECS, Compact, TopK
 from ds_distill.reporting.figure_files import new_figure
 from ds_distill.tables import Table
 
@@ -31,13 +31,10 @@ class CodecScore:
     """Nats: 99 rows of 100 are not farther off."""
     encode_rows_per_second: float
     decode_rows_per_second: float
-    """To entries and tail (`VocabularyCodec.decode`)."""
+    """To whole distributions."""
 
 
-COMPARED: dict[str, Compact | TopK] = {
-    **{f"compact {least:g}": Compact(threshold=least) for least in (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)},
-    **{f"topk {entries}": TopK(entries=entries) for entries in (16, 32, 64, 128)},
-}
+THRESHOLDS, ENTRIES = (1e-2, 4e-3, 2e-3, 1e-3, 5e-4), (16, 32, 64, 128)
 
 
 def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
@@ -46,11 +43,12 @@ def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
     sample: some batches of its logits, float [n, V], that codecs are fitted to; others than
     those that they are then compared on.
     """
-    codecs: dict[str, VocabularyCodec] = {}
-    for name, settings in COMPARED.items():
-        codec = CODECS[settings.name].load().of(settings, sample[0].shape[1])
-        codecs[name] = codec.fit(sample) if codec.fitted_keys else codec
-    return codecs
+    vocabulary = sample[0].shape[1]
+    compact = {f"compact {least:g}": CompactCodec(vocabulary, least) for least in THRESHOLDS}
+    return {
+        **{name: codec.fit(sample) for name, codec in compact.items()},
+        **{f"topk {entries}": TopKCodec(vocabulary, entries) for entries in ENTRIES},
+    }
 
 
 def compare_codecs(
@@ -72,11 +70,11 @@ def compare_codecs(
             begin = _now(logits.device)
             encoded = codec.encode(logits)
             encoded_at = _now(logits.device)
-            codec.decode(encoded)
+            decoded = codec.log_probs(encoded)
             seconds[name][0] += encoded_at - begin
             seconds[name][1] += _now(logits.device) - encoded_at
             num_bytes[name] += encoded.num_bytes
-            divergences[name].append(divergence(truth, codec.log_probs(encoded)).cpu())
+            divergences[name].append(divergence(truth, decoded).cpu())
     if not rows:
         raise ValueError("no rows to compare codecs on")
     scores = []

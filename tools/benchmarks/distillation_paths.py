@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from large_teachers import CLASSES, configurations
 from safetensors.torch import load_file, save_file
+from topk_codec import TopKCodec
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -23,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ds_distill.cache.codecs import Encoded, StoredLogits, TopKCodec
+from ds_distill.cache.codecs import Encoded, StoredLogits
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import sharded_loading
@@ -286,7 +287,7 @@ def _codec(setting: Setting) -> TopKCodec:
 
 
 def _as_kept(setting: Setting, logits: torch.Tensor) -> torch.Tensor:
-    """Class logits, or the bytes of the cache's codec `topk`."""
+    """Class logits, or bytes of a codec with one width, so that rows can be repeated."""
     if setting.task == "classification":
         return logits
     return _codec(setting).encode(logits / TEMPERATURE).payload

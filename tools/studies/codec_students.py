@@ -55,7 +55,6 @@ DRAWS = 3
 CODECS: dict[str, dict[str, Any]] = {
     "dense": {"name": "dense"},
     "compact": {"name": "compact"},
-    "topk": {"name": "topk"},
 }
 """With their default settings."""
 
@@ -261,7 +260,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
             f"\nKL at T = {temperature:g}{beside}, {found[0]['steps']} steps. Seeds: {seeds}.\n"
             f"On {teacher['tokens']:,} masked tokens the teacher's accuracy is "
             f"{teacher['accuracy']:.3f}, its loss {teacher['loss']:.3f},\n"
-            f"its entropy at T = {temperature:g} is {codecs['topk']['entropy']:.2f} nats.\n\n"
+            f"its entropy at T = {temperature:g} is {codecs['compact']['entropy']:.2f} nats.\n\n"
             "| teacher signals | bytes per token | codec's KL | accuracy | loss | "
             f"KL to the teacher, T = 1 | at T = {temperature:g} |\n"
             "|---|---:|---:|---:|---:|---:|---:|\n"

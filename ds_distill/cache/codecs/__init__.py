@@ -7,7 +7,6 @@ from typing import Any
 from ds_distill.cache.codecs.base import Encoded, StoredLogits, StoredNumbers, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
-from ds_distill.cache.codecs.topk import TopKCodec
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.entry_points import load_entry_points
 
@@ -17,7 +16,6 @@ __all__ = [
     "StoredLogits",
     "StoredNumbers",
     "TailShape",
-    "TopKCodec",
     "VocabularyCodec",
     "codec_from_json",
 ]

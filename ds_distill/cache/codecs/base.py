@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ds_distill.distributions import TopK
 from ds_distill.recipe.codecs import CodecSettings
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 26}
@@ -46,19 +45,29 @@ class Encoded:
         return Encoded(self.payload.pin_memory(), lengths, self.counts)
 
 
+@dataclass(frozen=True)
+class TopK:
+    """Distributions over a vocabulary as their likeliest entries and the mass of the tail."""
+
+    log_probs: Tensor
+    """float32 [n, K]: of softmax(logits / T), at the T of the cache; -inf where `ids` has -1."""
+    ids: Tensor
+    """int64 [n, K]; -1 where a row has fewer than K entries."""
+    tail_log_prob: Tensor
+    """float32 [n]: the mass of all other entries together."""
+
+
 class VocabularyCodec(ABC):
     """Encodes distributions over V entries as bytes. Rows are independent; the work is batched.
 
     A codec is its JSON: `codec_from_json(codec.to_json())` decodes what `codec` encoded. Equal
     logits on the same device give equal bytes, whatever their batch. Decoding a payload that no
     codec wrote raises ValueError or gives a nonsense distribution; it reads no byte outside of
-    the payload, and ids are in [-1, V) always.
+    the payload.
     """
 
     name: ClassVar[str]
     """The name in recipes and manifests."""
-    shapes_tail: ClassVar[bool]
-    """Whether it stores more of the tail than its mass."""
     fitted_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of its JSON that `fit` finds; none: it is not fitted."""
 
@@ -95,16 +104,9 @@ class VocabularyCodec(ABC):
         return encoded
 
     @abstractmethod
-    def decode(self, encoded: Encoded) -> TopK:
-        """The likeliest entries and the mass of all others, on the device of `encoded`.
-
-        The masses of the entries and the tail add up to 1. Raises ValueError when this codec
-        cannot have written the bytes.
-        """
-
-    @abstractmethod
     def log_probs(self, encoded: Encoded) -> Tensor:
-        """The full distributions, with the tail spread over the other entries: float32 [n, V]."""
+        """The full distributions, on the device of `encoded`: float32 [n, V]. Raises ValueError
+        when this codec cannot have written the bytes."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -164,13 +166,9 @@ class StoredLogits:
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def to(self, device: torch.device) -> TopK | Tensor:
-        """Top entries and tail mass where the codec stores no more; else logits [n, V], whose
-        softmax at `temperature` is the stored distribution."""
-        encoded = self.moved(device).encoded
-        if self.codec.shapes_tail:
-            return self.temperature * self.codec.log_probs(encoded)
-        return self.codec.decode(encoded)
+    def to(self, device: torch.device) -> Tensor:
+        """Logits [n, V], whose softmax at `temperature` is the stored distribution."""
+        return self.temperature * self.codec.log_probs(self.moved(device).encoded)
 
     def moved(self, device: torch.device) -> StoredLogits:
         return replace(self, encoded=self.codec.checked(self.encoded).to(device))

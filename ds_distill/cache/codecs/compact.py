@@ -27,13 +27,13 @@ from torch import Tensor
 
 from ds_distill.cache.codecs.base import (
     Encoded,
+    TopK,
     VocabularyCodec,
     entry_log_probs,
     top_of,
 )
 from ds_distill.cache.codecs.bits import Constants, read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
-from ds_distill.distributions import TopK
 
 _FIXED = 4
 _MOST = 255
@@ -74,7 +74,6 @@ class CompactCodec(VocabularyCodec):
     """Stores entries above a threshold; spreads the tail by the teacher's own prior."""
 
     name: ClassVar[str] = "compact"
-    shapes_tail: ClassVar[bool] = True
     fitted_keys: ClassVar[tuple[str, ...]] = ("tail",)
 
     def __init__(
@@ -165,6 +164,8 @@ class CompactCodec(VocabularyCodec):
         return Encoded(data.to(torch.uint8), lengths)
 
     def decode(self, encoded: Encoded) -> TopK:
+        """The stored entries and the mass of all others, which add up to 1; ids are in [-1, V)
+        whatever the bytes. Raises ValueError as `log_probs`."""
         encoded = self.checked(encoded)
         assert encoded.counts is not None
         most, entries, bits = encoded.counts
@@ -185,7 +186,7 @@ class CompactCodec(VocabularyCodec):
         found = (high << low_bits) | read_at(payload, at.lows, low_bits)
         ids = torch.full(shape, -1, dtype=torch.int64, device=payload.device)
         ids[at.row, at.rank] = found.clamp(max=self.vocabulary - 1)
-        return TopK(entry_log_probs(below, tail), ids, tail, self.vocabulary)
+        return TopK(entry_log_probs(below, tail), ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
         encoded = self.checked(encoded)

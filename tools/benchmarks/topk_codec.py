@@ -1,4 +1,5 @@
-"""The `topk` codec: the K likeliest entries of each row, fixed width, fast to decode.
+"""What `compact` was chosen against: the K likeliest entries of each row, fixed width, fast to
+decode.
 
     bytes 0-3    float32 log of the tail's mass
     bytes 4-7    float32 step
@@ -7,8 +8,8 @@
     then         K ids of ceil(log2 V) bits
     then         zeros up to a multiple of 4 bytes
 
-Entries are in descending order. The first one's value is not stored: the entries and the tail add
-up to 1.
+Bit i of a row is bit i % 8, from the lowest, of its byte i // 8. Entries are in descending order.
+The first one's value is not stored: the entries and the tail add up to 1.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from torch import Tensor
 
 from ds_distill.cache.codecs.base import (
     Encoded,
+    TopK,
     VocabularyCodec,
     entry_log_probs,
     top_of,
 )
-from ds_distill.cache.codecs.bits import Fields, field_words
+from ds_distill.cache.codecs.bits import Constants
 from ds_distill.cache.codecs.tail import TailShape
-from ds_distill.distributions import TopK
 
 _HEADER = 8
 _ABSENT = 255
@@ -38,11 +39,56 @@ _DECODED_ROWS = 1024
 """Rows decoded at once, so that they stay in the CPU's cache."""
 
 
+LONGEST_FIELD = 31
+"""In bits: a field fits an int32 without its sign, and spans at most two int32."""
+
+
+def field_words(start: int, count: int, width: int) -> int:
+    """Number of int32 in a row that ends with `count` fields of `width` bits from bit `start`."""
+    return -(-(start + count * width) // 32)
+
+
+class Fields:
+    """`count` fields of `width` bits side by side, from bit `start` of every row."""
+
+    def __init__(self, start: int, count: int, width: int) -> None:
+        assert 0 < width <= LONGEST_FIELD
+        position = start + width * torch.arange(count)
+        word, shift = position >> 5, (position & 31).int()
+        in_first = (32 - shift).clamp(max=width)
+        first_mask = ((1 << in_first.long()) - 1).int()
+        next_mask = (1 << width) - 1 - first_mask
+        crossing = next_mask != 0
+        next_word = torch.where(crossing, word + 1, word)
+        next_shift = torch.where(crossing, 32 - shift, 0).int()
+        self._to_read = Constants(word, shift, first_mask, next_word, next_shift, next_mask)
+        self._to_write = Constants(word, shift, next_word, in_first)
+
+    def read(self, words: Tensor) -> Tensor:
+        """int32 [n, W] -> int32 [n, count]."""
+        word, shift, mask, next_word, next_shift, next_mask = self._to_read.on(words.device)
+        first = words.index_select(1, word)
+        first >>= shift
+        first &= mask
+        rest = words.index_select(1, next_word)
+        rest <<= next_shift
+        rest &= next_mask
+        return first.bitwise_or_(rest)
+
+    def write(self, words: Tensor, values: Tensor) -> None:
+        """Write fields that are still 0. words: int32 [n, W]; values: int [n, count]."""
+        word, shift, next_word, in_first = self._to_write.on(words.device)
+        values = values.int()
+        # Fields share no bit, so adding is the same as setting. What is left of a value that does
+        # not cross a word is 0.
+        words.index_add_(1, word, values << shift)
+        words.index_add_(1, next_word, values >> in_first)
+
+
 class TopKCodec(VocabularyCodec):
     """Stores K entries and the tail's mass; `log_probs` spreads the tail evenly."""
 
     name: ClassVar[str] = "topk"
-    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, entries: int = 64) -> None:
         """entries: K, at most the vocabulary."""
@@ -81,6 +127,7 @@ class TopKCodec(VocabularyCodec):
         return Encoded(payload)
 
     def decode(self, encoded: Encoded) -> TopK:
+        """The likeliest entries and the mass of all others."""
         payload = encoded.payload
         if payload.dtype != torch.uint8 or payload.ndim != 2 or payload.shape[1] != self.width:
             raise ValueError(
@@ -95,7 +142,7 @@ class TopKCodec(VocabularyCodec):
         for start in range(0, len(payload), step):
             rows = slice(start, start + step)
             self._decode(payload[rows].contiguous(), log_probs[rows], ids[rows], tail[rows])
-        return TopK(log_probs, ids, tail, self.vocabulary)
+        return TopK(log_probs, ids, tail)
 
     def _decode(self, payload: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor) -> None:
         header = payload.view(torch.float32)
