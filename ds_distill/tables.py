@@ -22,24 +22,32 @@ class Cell:
     outcome: Outcome = ""
     """Of a difference that is beyond chance."""
     share: float | None = None
-    """Of the whole, which a page draws as a bar."""
+    """Of the whole, which a page draws."""
+    warning: str = ""
+    """A sentence behind it."""
 
     def __str__(self) -> str:
         """`*` stands behind a difference beyond chance."""
-        return self.text + ("*" if self.outcome else "")
+        marked = self.text + ("*" if self.outcome else "")
+        return f"{marked} {self.warning}" if self.warning else marked
+
+
+Row = Sequence[str | Cell]
 
 
 @dataclass(frozen=True)
 class Table:
     title: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Row]
     notes: Sequence[str] = ()
     """Sentences below it."""
-    folded: Sequence[Sequence[str | Cell]] = field(default=())
+    folded: Sequence[Row] = field(default=())
     """More rows, which a page shows when asked to, and text not at all."""
     shipped: str = ""
-    """The row, or the column, that a page sets off, by its first cell or its head."""
+    """The rows, or the column, that a page sets off, by their first cell or its head."""
+    narrow: bool = False
+    """Whether a page has it in small print, few columns at once."""
 
     def parts(self, most: int) -> Iterator[Table]:
         """Tables of the same rows with so many columns at most beside the first: a page can be long
@@ -52,21 +60,26 @@ class Table:
             shown, folded = rows[: len(self.rows)], rows[len(self.rows) :]
             yield replace(self, heads=list(map(str, heads)), rows=shown, folded=folded)
 
+    def numbers(self) -> list[bool]:
+        """Whether each column is of numbers, which are set to the right."""
+        columns = ([str(row[at]) for row in self.rows] for at in range(len(self.heads)))
+        return [all(map(_NUMBER.match, cells)) and any(cells) for cells in columns]
+
     def text(self) -> str:
         """The title, the rows and the notes, an empty line between them. Columns are as wide as
-        they need, and numbers are to the right."""
+        they need."""
         lines = list(self._lines()) if self.rows else []
         lines = [f"{self.title}:", *lines] if self.title and lines else lines
         parts = ["\n".join(part) for part in (lines, self.notes) if part]
         return "\n\n".join(parts)
 
     def _lines(self) -> Iterator[str]:
-        columns = [[str(cell) for cell in column] for column in zip(*self.rows, strict=True)]
         aligned = []
-        for head, cells in zip(self.heads, columns, strict=True):
-            right = all(map(_NUMBER.match, cells)) and any(cells)
-            align, width = (str.rjust if right else str.ljust), max(map(len, [head, *cells]))
-            aligned.append([align(text, width) for text in [head, *cells]])
+        columns = zip(self.heads, *self.rows, strict=True)
+        for column, right in zip(columns, self.numbers(), strict=True):
+            texts = list(map(str, column))
+            align, width = (str.rjust if right else str.ljust), max(map(len, texts))
+            aligned.append([align(text, width) for text in texts])
         yield from ("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
         if self.folded:
             yield f"and {len(self.folded):,} more"

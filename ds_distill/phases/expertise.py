@@ -72,7 +72,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     where = f"phase {name}, split {phase.split}"
     if left_out:
         of_all = _compare(where, signals, examples, run)
-        run.log.info(routing_table(of_all, phase.split).text())
+        run.log.info(routing_table(of_all.to_json(), phase.split).text())
         for teacher, why in left_out.items():
             run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
         signals = {name: of for name, of in signals.items() if name not in left_out}
@@ -90,7 +90,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     comparison = _compare(where, signals, examples, run, phase.show_examples, followed)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
-    run.log.info(routing_table(comparison, phase.split).text())
+    run.log.info(routing_table(comparison.to_json(), phase.split).text())
     warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
@@ -219,7 +219,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     if (note := few_groups(split, examples.group_keys.numpy())) is not None:
         say(f"WARNING: {note}")
     comparison = _compare(f"split {split}", signals, examples, run)
-    say(routing_table(comparison, split).text())
+    say(routing_table(comparison.to_json(), split).text())
     return comparison
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from markupsafe import Markup
 
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.terms import TERMS
+from ds_distill.reporting.page import Block, Figure, Figures, Fold, Section, Text, tag
 
 MOST_POINTS = 200
 """Of a line; of more, each as many times further apart."""
@@ -16,53 +18,17 @@ WIDTH, HEIGHT = 240, 110
 """Of a panel, in its own units."""
 COLOURS = 6
 """That the page's style has, `line-0` the first."""
+UNFOLDED = 6
+"""Trainings that are shown at once."""
 
 Points = list[tuple[int, float]]
 """(optimizer step, value), in order."""
 
 
-@dataclass(frozen=True)
-class Line:
-    name: str
-    colour: int
-    drawn: str
-    """Points of an SVG polyline."""
-    last: str
-    """Its last value."""
-
-    @property
-    def dot(self) -> tuple[str, str] | None:
-        """Where a lone point is, of which a polyline shows nothing."""
-        x, y = self.drawn.split(",") if self.drawn.count(",") == 1 else ("", "")
-        return (x, y) if x else None
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A figure of lines over the steps of a training."""
-
-    title: str
-    lines: list[Line]
-    low: str
-    high: str
-    """Bounds of its axis."""
-    steps: int
-
-
-@dataclass(frozen=True)
-class Training:
-    """What metrics.jsonl says of one training."""
-
-    phase: str
-    models: str
-    """Names of those that it trained, joined by `+`."""
-    panels: list[Panel]
-
-
-def trainings_of(
+def curves(
     events: Iterable[Mapping[str, Any]], phases: Sequence[str], metrics: Sequence[MetricClass]
-) -> list[Training]:
-    """Of a run's events, the trainings in their order.
+) -> Section | None:
+    """Of a run's events, the trainings in their order; None without any.
 
     phases: their names. metrics: of each phase, the one by which its models are compared.
     """
@@ -78,41 +44,64 @@ def trainings_of(
             value = event.get(metrics[event["number"]].name)
             if value is not None:
                 scores.setdefault(at, []).append((step, value))
-    found = []
+    found: list[Block] = []
     for (number, models), of_terms in losses.items():
         if len(of_terms) == 2:  # its one term is the loss
             of_terms = {"loss": of_terms["loss"]}
-        panels = [_panel("loss", of_terms, lambda value: f"{value:.3g}")]
+        name = f"curve-{phases[number]}-{models}"
+        panels = [panel(name, models, "loss", of_terms, lambda value: f"{value:.3g}")]
         metric = metrics[number]
         judged = {
-            name: scores[number, name] for name in models.split("+") if (number, name) in scores
+            model: scores[number, model] for model in models.split("+") if (number, model) in scores
         }
         if judged:
-            panels.append(_panel(f"{metric.title} on validation", judged, metric.shown_as))
-        found.append(Training(phases[number], models, panels))
-    return found
+            title = f"{metric.title} on validation"
+            panels.append(panel(name, models, title, judged, metric.shown_as))
+        within = f" in {phases[number]}" if phases[number] != models else ""
+        found.append(Section(models + within, [Figures(panels)], level=3))
+    if not found:
+        return None
+    note = (
+        "From metrics.jsonl; a loss is the mean of the steps since the last event, each term with "
+        "its weight. Beside a name its last value."
+    )
+    if more := found[UNFOLDED:]:
+        found[UNFOLDED:] = [Fold(f"{len(more)} more trainings", more)]
+    return Section("How the models learnt", [*found, Text(note, "soft")])
 
 
-def _panel(title: str, lines: Mapping[str, Points], shown: Callable[[float], str]) -> Panel:
+def panel(
+    name: str, models: str, title: str, lines: Mapping[str, Points], shown: Callable[[float], str]
+) -> Figure:
+    """Lines over the steps of a training.
+
+    name: of its file, with the title. models: those that it trained.
+    """
     values = [v for points in lines.values() for _, v in points if math.isfinite(v)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     steps = max((step for points in lines.values() for step, _ in points), default=0)
     span = high - low
 
-    def height(value: float) -> float:
-        return HEIGHT * (high - value) / span if span else HEIGHT / 2
-
-    def drawn(points: Points) -> str:
+    def drawn(points: Points, colour: str) -> Markup:
         every = math.ceil(len(points) / MOST_POINTS)
-        kept = points[::-1][::every][::-1]  # the last one is among them
-        return " ".join(
-            f"{WIDTH * step / max(steps, 1):.1f},{height(value):.1f}"
-            for step, value in kept
+        kept = [
+            (WIDTH * step / max(steps, 1), HEIGHT * (high - value) / span if span else HEIGHT / 2)
+            for step, value in points[::-1][::every][::-1]  # the last one is among them
             if math.isfinite(value)
-        )
+        ]
+        if len(kept) == 1:  # of which a polyline shows nothing
+            [(x, y)] = kept
+            return tag("circle", cx=x, cy=y, r=3, class_=colour)
+        return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in kept), class_=colour)
 
-    made = [
-        Line(name, number % COLOURS, drawn(points), shown(points[-1][1]))
-        for number, (name, points) in enumerate(lines.items())
-    ]
-    return Panel(title, made, shown(low), shown(high), steps)
+    found, entries = [tag("rect", width=WIDTH, height=HEIGHT, class_="frame")], []
+    for number, (line, points) in enumerate(lines.items()):
+        colour = f"line-{number % COLOURS}"
+        found.append(drawn(points, colour))
+        last = f" {line} {shown(points[-1][1])}"
+        entries.append(tag("span", tag("span", "■", class_=colour), last, class_="entry"))
+    axis = f"{title}, {shown(low)} to {shown(high)}, {steps:,} steps"
+    caption = Markup("{} {}").format(tag("strong", axis), Markup(" ").join(entries))
+    box = (-4, -4, WIDTH + 8, HEIGHT + 8)
+    label = f"{models}: {axis}"
+    return Figure(f"{name}-{title}", label, box, Markup("\n").join(found), caption, 19)

@@ -1,125 +1,106 @@
-"""report.html: one self-contained page that opens offline."""
+"""report.html: what a run found, as one self-contained page that opens offline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from ds_distill.evaluation.scores import RELIABILITY_BINS
-from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.by_class import by_class
-from ds_distill.reporting.confusions import commonest_confusions
-from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
+from ds_distill.reporting.by_class import by_class, confusions
 from ds_distill.reporting.export_table import export_table
-from ds_distill.reporting.page import environment
-from ds_distill.reporting.result_tables import class_table, evaluation_tables
+from ds_distill.reporting.page import Block, Figure, Figures, Fold, Page, Section, Text, tag
+from ds_distill.reporting.result_tables import evaluation_tables, pairs_table, share
 from ds_distill.reporting.results import (
     NOUNS,
-    PER_CLASS,
     last_evaluations,
     limits_of,
-    metrics_of,
     records_of,
     task_metric_of,
 )
-from ds_distill.reporting.routing_shares import heat_maps
-from ds_distill.tables import Table
+from ds_distill.reporting.routing_table import routing_sections
+from ds_distill.tables import Cell, Table
+
+MOST_WARNINGS = 3
+"""That are shown at once."""
 
 
-def render_report(
-    results: dict[str, Any],
-    trainings: Sequence[Training] = (),
+def report(
+    results: Mapping[str, Any],
+    curves: Section | None = None,
     *,
     loading: Sequence[str] = (),
     recipe: str = "",
-) -> str:
-    """The HTML page of a run's results (the content of results.json).
+) -> Page:
+    """The page of a run's results (the content of results.json).
 
-    trainings: how they went, see `trainings_of`. loading: see `how_to_load`. recipe: its YAML.
+    curves: how its trainings went, see `curves`. loading: see `how_to_load`. recipe: its YAML.
     """
-    comparison, evaluations = _last_comparison(results), last_evaluations(results)
-    return (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            results=results,
-            evaluations=[_evaluation(one, results, len(evaluations) > 1) for one in evaluations],
-            comparison=comparison,
-            chooses=task_metric_of(comparison) if comparison else None,
-            maps=heat_maps(comparison, PER_CLASS.get(comparison["over"], "F1"))
-            if comparison
-            else [],
-            disagreements=comparison["disagreements"] if comparison else [],
-            nouns=NOUNS,
-            classes=_classes_of(comparison) if comparison and comparison["over"] in NOUNS else None,
-            expansions=records_of(results, "start"),
-            trainings=trainings,
-            exported=export_table(results["exported"]) if "exported" in results else None,
-            loading=loading,
-            recipe=recipe,
-            width=WIDTH,
-            height=HEIGHT,
-            teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
-        )
-    )
+    name = results.get("run", "")
+    blocks = [*_head(results), *_sections(results)]
+    if curves is not None:
+        blocks.append(curves)
+    blocks += _of_phases(results)
+    if loading:
+        where = Text("In the folder `student` of the run, or with its path:", "soft")
+        blocks.append(Section("How to load the student", [where, Text("\n".join(loading), "pre")]))
+    if recipe:
+        fold = Fold("recipe.yaml, with all defaults", [Text(recipe, "pre")])
+        blocks.append(Section("The recipe", [fold]))
+    return Page(f"{name}: distillation report", name, blocks)
 
 
-def _classes_of(comparison: dict[str, Any]) -> Table:
-    """Targets and teachers by class."""
-    columns = {name: score["per_class"] for name, score in comparison["policies"].items()}
-    teachers = comparison["teachers"].items()
-    columns |= {f"teacher {name}": score["per_class"] for name, score in teachers}
-    columns["any teacher"] = comparison["any_teacher"]["per_class"]
-    return class_table("", columns, comparison["choice"])
+def _head(results: Mapping[str, Any]) -> Iterator[Block]:
+    if description := results.get("description"):
+        yield Text(description, "soft")
+    yield Text(results["verdict"], "lead")
+    found = [line for record in results["phases"] for line in record.get("warnings", [])]
+    warnings: list[Block] = [Text(line, "down") for line in found]
+    if len(warnings) > MOST_WARNINGS:
+        warnings = [Fold(f"{len(warnings)} warnings", warnings, kind="down")]
+    yield from warnings
 
 
-def _teacher_score(entry: dict[str, Any]) -> dict[str, Any]:
-    """With the name and the score as they are shown."""
-    metric = task_metric_of(entry)
-    name = entry["teacher"] + limits_of(entry)
-    shown = f"{metric.title} {metric.shown_as(entry['score'])}"
-    return {"doubt": None, **entry, "teacher": name, "shown": shown}
+def _sections(results: Mapping[str, Any]) -> Iterator[Block]:
+    """What models do, and what their teachers knew."""
+    evaluations = last_evaluations(results)
+    for evaluation in evaluations:
+        yield from evaluation_sections(evaluation, results, named=len(evaluations) > 1)
+    for record in records_of(results, "expertise")[-1:]:
+        yield from routing_sections(record)
 
 
-def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bool) -> Markup:
-    """A part of the page.
+def evaluation_sections(
+    evaluation: Mapping[str, Any], results: Mapping[str, Any], *, named: bool = False
+) -> Iterator[Section]:
+    """Every model on one split of one task.
 
-    several: whether it is one of several, so that its task is to be named.
+    named: whether the task is, because others are on the same page.
     """
-    task_metric, *_ = metrics_of(evaluation).values()
-    student = results["student"]
+    student, models = results["student"], evaluation["models"]
     first, *rest = evaluation_tables(evaluation, student, results.get("speed"))
-    named = f"{evaluation['task']}, " if several else ""
-    pairs = _pairs(evaluation, results["student"])
-    judged = _judged(evaluation, results["student"])
-    confused = "confusion" in evaluation["models"][judged]
-    of_classes = evaluation["over"] in NOUNS
-    return Markup(  # the template has escaped what it shows
-        environment()
-        .get_template("evaluation.html.jinja")
-        .render(
-            results=results,
-            evaluation=evaluation,
-            first=replace(first, title=f"{task_metric.heading()} on {named}{evaluation['split']}"),
-            rest=rest,
-            task_metric=task_metric,
-            pairs=pairs,
-            judged=judged,
-            confusions=commonest_confusions(evaluation["models"], judged) if confused else [],
-            by_class=by_class(evaluation["models"], judged) if of_classes else None,
-            gaps=any("gap_closed" in row for row in pairs),
-            measures=PER_CLASS,
-            nouns=NOUNS,
-            points=METRICS["classes"]["accuracy"],
-            reliability_bins=RELIABILITY_BINS,
-        )
-    )
+    of_task = f" of {evaluation['task']}" if named else ""
+    yield Section(first.title + of_task, [first])
+    judged, noun = judged_model(evaluation, student), NOUNS.get(evaluation["over"])
+    if noun is not None and (section := by_class(models, judged, noun)):
+        yield section
+    for table in rest:
+        yield Section(table.title[0].upper() + table.title[1:], [table])
+    if "confusion" in models[judged] and (section := confusions(models, judged)):
+        yield section
+    curves = {
+        name: model["reliability"] for name, model in models.items() if "reliability" in model
+    }
+    if curves:
+        figures = Figures([_reliability(*one) for one in curves.items()])
+        note = Text(_about_reliability(evaluation["over"]), "soft")
+        yield Section("Reliability", [figures, note])
+    if evaluation["comparisons"]:
+        yield Section("Each student against the others", [pairs_table(evaluation, student)])
 
 
-def _judged(evaluation: dict[str, Any], student: str | None) -> str:
+def judged_model(evaluation: Mapping[str, Any], student: str | None) -> str:
     """The shipped student where it is evaluated here, else the last model that was judged on all
     examples; where none was, the last."""
     models = evaluation["models"]
@@ -128,24 +109,147 @@ def _judged(evaluation: dict[str, Any], student: str | None) -> str:
     return sorted(models, key=lambda name: "not_given" not in models[name])[-1]
 
 
-def _pairs(evaluation: dict[str, Any], student: str) -> list[dict[str, Any]]:
-    """Comparisons of each student with each other model, the shipped student first; a pair of
-    students appears once."""
-    shown: list[dict[str, Any]] = []
-    for row in sorted(evaluation["comparisons"], key=lambda row: row["student"] != student):
-        if not any((row["other"], row["student"]) == (r["student"], r["other"]) for r in shown):
-            shown.append(row)
-    return shown
+def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Figure:
+    """Accuracy over confidence, both from 0 to 1; the area of a point is its share."""
+    whole = sum(one["count"] for one in bins)
+    drawn = [
+        tag("rect", width=100, height=100, class_="frame"),
+        tag("line", x1=0, y1=100, x2=100, y2=0, class_="ideal"),
+    ]
+    for one in bins:
+        at = {"cx": 100.0 * one["confidence"], "cy": 100 - 100.0 * one["accuracy"]}
+        drawn.append(tag("circle", **at, r=1.5 + 9 * (one["count"] / whole) ** 0.5))
+    label, box = f"Accuracy over confidence of {name}", (-4, -4, 108, 108)
+    return Figure(
+        f"reliability-{name}", label, box, Markup("\n").join(drawn), Markup.escape(name), 9
+    )
 
 
-def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The policy comparison of the last expertise phase, with its split, if there is one."""
-    found = records_of(results, "expertise")
-    if not found:
-        return None
-    record = found[-1]
-    comparison, about = record["comparison"], {k: record[k] for k in ("split", "left_out")}
-    pairs = zip(comparison.get("disagreements", []), record.get("texts", []), strict=False)
-    about["disagreements"] = [{**one, "text": text} for one, text in pairs]
-    about["disagreements_of"] = comparison.get("disagreements_of") or comparison["choice"]
-    return {**comparison, **about}
+def _about_reliability(over: str) -> str:
+    if over == "labels":
+        return (
+            "From left to right: the probability that a model gives a label, from 0 to 1; upwards: "
+            "how often the example has it. Below the line labels are given too often. Each point "
+            f"is the labels of all examples in one of {RELIABILITY_BINS} bins of probability, and "
+            "the larger, the more they are. From results.json."
+        )
+    of_words = over in ("words", "characters")
+    return (
+        "From left to right: how sure a model is of its prediction, from 0 to 1; upwards: how "
+        "often it is right. On the line it is as often right as it is sure; below the line it is "
+        f"too sure. Each point is the {'words' if of_words else 'examples'} of one of "
+        f"{RELIABILITY_BINS} bins of confidence, and the larger, the more they are."
+        f"{'' if of_words else ' ECE is their mean distance from the line.'} From results.json."
+    )
+
+
+# ------------------------------------------------------------------------- of the phases
+
+
+def _of_phases(results: Mapping[str, Any]) -> Iterator[Section]:
+    if expansions := records_of(results, "start"):
+        yield Section("Words that were added to the vocabulary", [_expansions(expansions)])
+    if scores := results.get("teacher_scores"):
+        yield Section("Teachers before a student learnt from them", [_teachers(scores)])
+    yield Section("Which examples were used for what", [_uses(results["uses"])])
+    yield Section("What it took", [_cost(results), *map(Text, _about_caches(results))])
+    if "exported" in results:
+        note = Text("From export.json.", "soft")
+        table = export_table(results["exported"])
+        yield Section("The student as exported files", [table, note])
+
+
+def _expansions(records: Sequence[Mapping[str, Any]]) -> Table:
+    heads = ["model", "tokens before", "added", "of which never used", "share of all tokens"]
+    rows, notes = [], []
+    for one in records:
+        numbers = [f"{one[key]:,}" for key in ("known", "added", "not_used")]
+        lengths = f"{one['tokens_before']:.1f}, then {one['tokens_after']:.1f}"
+        rows.append([one["output"], *numbers, share(one["share_of_tokens"]), lengths])
+        words = ", ".join(f"`{word}` {n:,}" for word, n in one["most_frequent"].items())
+        notes.append(f"{one['output']}, counted in {one['split']}; the commonest: {words}.")
+    return Table("", [*heads, "tokens a text"], rows, notes)
+
+
+def _teachers(scores: Sequence[Mapping[str, Any]]) -> Table:
+    rows: list[list[str | Cell]] = []
+    for one in scores:
+        metric = task_metric_of(one)
+        of = Cell(one["split"], warning=one.get("doubt") or "")
+        score, examples = f"{metric.title} {metric.shown_as(one['score'])}", f"{one['examples']:,}"
+        rows.append([one["teacher"] + limits_of(one), score, examples, of, one["phase"]])
+    heads = ["teacher", "score", "examples", "of", "before phase"]
+    note = "Of a teacher that this run trained, the same examples chose the epoch."
+    return Table("", heads, rows, [note])
+
+
+def _uses(uses: Sequence[Mapping[str, Any]]) -> Table:
+    rows: list[list[str | Cell]] = []
+    for one in uses:
+        why = "; ".join(one["warnings"])
+        warning = f"Figures on these are too optimistic: {why}." if why else ""
+        of = Cell(", ".join(one["of"]), warning=warning)
+        rows.append([one["use"], one["split"], f"{one['examples']:,}", of])
+    note = (
+        "train: weights were trained on them. fit: routing was fitted on them (temperatures, "
+        "confusions, a gate). choose: the best score on them chose the epoch and the shipped "
+        "student; where a split is also used to fit, these are its other part. judge: the figures "
+        "on this page."
+    )
+    return Table("", ["use", "split", "examples", "of"], rows, [note])
+
+
+def _cost(results: Mapping[str, Any]) -> Table:
+    phases, seconds = results["phases"], results["seconds"]
+    environment = results.get("environment")
+    rows = [
+        [
+            phase["phase"],
+            phase["kind"],
+            f"{phase['seconds']:.1f}",
+            f"{phase['seconds'] / max(seconds, 1e-9):.0%}",
+            f"{peak / 2**30:.2f} GiB" if (peak := phase.get("peak_bytes")) else "",
+        ]
+        for phase in phases
+    ]
+    rows.append(["all", "", f"{seconds:.1f}", "", ""])
+    heads, notes = ["phase", "kind", "seconds", "share", "memory"], []
+    if any(row[-1] for row in rows):
+        on_gpu = environment and environment["gpus"]
+        of = "that torch had allocated on its GPU" if on_gpu else "of its process"
+        notes.append(f"Memory: the most that rank 0 held in the phase, {of}.")
+    else:
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    if environment:
+        used = ("torch", "deepspeed", "transformers")
+        versions = ", ".join(f"{name} {environment['packages'][name]}" for name in used)
+        where = ", ".join(environment["gpus"]) or environment["processor"]
+        notes.append(
+            f"{environment['ranks']} rank(s), {where}, {environment['cores']} cores; {versions}."
+        )
+    return Table("", heads, rows, notes)
+
+
+def _about_caches(results: Mapping[str, Any]) -> Iterator[str]:
+    for cache in results.get("cached", []):
+        saved = cache["saved"]
+        if saved is None:
+            cost = "The others were there before."
+        elif saved > 0:
+            cost = (
+                f"With live teachers that is about {saved:.1f} seconds more, by the time of the "
+                "cache phase."
+            )
+        else:
+            cost = "So few reads do not pay for it."
+        yield (
+            f"The teachers ran once on {cache['examples']:,} examples ({cache['phase']}, "
+            f"{cache['seconds']:.1f} seconds); students read {cache['read']:,} examples from the "
+            f"cache. {cost}"
+        )
+    for phase in results["phases"]:
+        for teacher, texts in (phase.get("not_given") or {}).items():
+            yield (
+                f"Of {texts:,} of the {phase['examples']:,} texts of {phase['phase']} the file of "
+                f"{teacher} says nothing; students follow no such teacher there."
+            )

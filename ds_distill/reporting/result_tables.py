@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.page import worst_and_best
@@ -15,10 +16,13 @@ from ds_distill.reporting.results import (
     limits_of,
     metrics_of,
     settings_note,
+    task_metric_of,
     undefined_note,
 )
-from ds_distill.reporting.speeds import speed_columns
 from ds_distill.tables import Cell, Outcome, Table
+
+POINTS = METRICS["classes"]["accuracy"]
+"""Shows shares, and their differences."""
 
 
 def evaluation_tables(
@@ -27,7 +31,8 @@ def evaluation_tables(
     """Scores of all models, and of each class where there are some: for the terminal, a page and
     the model card.
 
-    record: of an evaluate phase. student: the shipped one. speed: as of `speed_columns`.
+    record: of an evaluate phase. student: the shipped one. speed: of results.json, as
+        `run.speed.quick_speed` makes it; None of a run that has none.
     """
     yield _scores(record, student, speed)
     if any("own_tokens" in model for model in record["models"].values()):
@@ -63,7 +68,7 @@ def _scores(
     }
     for other in others:
         columns[_head(other)] = [other.shown_as(model[other.name]) for model in all_and_baseline]
-    of_speed, about_speed = speed_columns(record, speed)
+    of_speed, about_speed = _speed_columns(record, speed)
     columns |= {head: [*cells, ""] for head, cells in of_speed.items()}
     rows = list(zip(*columns.values(), strict=True))
     return Table(
@@ -72,6 +77,49 @@ def _scores(
         rows,
         list(_notes(record, metric, others, rows)) + [about_speed] * bool(about_speed),
         shipped=names.get(student or "", ""),
+    )
+
+
+def _speed_columns(
+    evaluation: Mapping[str, Any], measured: Mapping[str, Any] | None
+) -> tuple[dict[str, list[str]], str]:
+    """Columns of a table, by their heads, with a cell for each model; and what they mean.
+
+    measured: as `evaluation_tables` has it. The times of another task are not shown.
+    """
+    models = evaluation["models"]
+    teachers = [name for name, model in models.items() if model["role"] == "teacher"]
+    sizes = {name: model.get("parameters", 0) for name, model in models.items()}
+    largest = max((sizes[name] for name in teachers), default=0)
+
+    def size(name: str) -> str:
+        if not sizes[name]:
+            return "-"
+        shown = f"{sizes[name] / 1e6:.1f} M" if sizes[name] >= 1e5 else f"{sizes[name]:,}"
+        part = f" ({sizes[name] / largest:.0%})" if largest and name not in teachers else ""
+        return shown + part
+
+    columns = {"parameters": [*map(size, models)]}
+    note = "Behind parameters their part of the largest teacher's." if largest else ""
+    if measured is None or measured["task"] != evaluation["task"]:
+        return columns, note
+    timed = {name: seconds for name in models if (seconds := measured["seconds"].get(name))}
+    columns["a text"] = [
+        f"{1e3 * timed[name]:.3g} ms" if name in timed else "not timed" for name in models
+    ]
+    slowest = max((name for name in teachers if name in timed), key=timed.__getitem__, default=None)
+    against = ""
+    if slowest:
+        columns["speed-up"] = [
+            f"{timed[slowest] / timed[name]:.1f}×" if name in timed else "" for name in models
+        ]
+        against = f" Speed-up against {slowest}, the slowest teacher."
+    where = measured["device"]
+    if where == "CPU":
+        where = f"{measured['threads']} CPU thread{'s' if measured['threads'] > 1 else ''}"
+    return columns, (
+        f"{note} Time: the median of a few passes over one text of {measured['length']} tokens at "
+        f"the end of the run, in fp32 on {where}; ds-distill profile measures longer.{against}"
     )
 
 
@@ -167,13 +215,14 @@ def class_table(
     labels, folded = worst_and_best(columns[of])
 
     def row(label: str) -> list[str | Cell]:
-        return [label, *(_share(scores[label]) for scores in columns.values())]
+        values = (scores[label] for scores in columns.values())
+        return [label, *(Cell(share(value), share=value) for value in values)]
 
     notes = [f"Those on which {of} is worst and best."] if folded else []
     if None in columns[of].values():
         notes.append("“none” where no example has it.")
     return Table(
-        title, ["", *columns], [*map(row, labels)], notes, [*map(row, folded)], judged or ""
+        title, ["", *columns], [*map(row, labels)], notes, [*map(row, folded)], judged or "", True
     )
 
 
@@ -198,6 +247,54 @@ def _of_own_tokens(record: Mapping[str, Any]) -> Table:
             for name, own in models.items()
         ],
     )
+
+
+def pairs_table(record: Mapping[str, Any], student: str | None) -> Table:
+    """Each student against each other model, the shipped one first; two students once."""
+    metric, models = task_metric_of(record), record["models"]
+    measure, noun = PER_CLASS.get(record["over"]), NOUNS.get(record["over"])
+    pairs: dict[frozenset[str], Mapping[str, Any]] = {}
+    for row in sorted(record["comparisons"], key=lambda row: row["student"] != student):
+        pairs.setdefault(frozenset((row["student"], row["other"])), row)
+    unit = "points" if metric.is_share() else "difference"
+    columns: dict[str, list[str | Cell]] = {"student": [], "against": [], unit: []}
+    figures = {"retention": ("retention", share, "none")}
+    if gaps := any("gap_closed" in row for row in pairs.values()):
+        figures["gap closed"] = ("gap_closed", share, "no gap")
+    if noun is not None:
+        head = f"median of {noun}{'es' if noun == 'class' else 's'}"
+        figures[head] = ("median_class_difference", POINTS.difference_as, "none")
+    for row in pairs.values():
+        columns["student"].append(row["student"])
+        columns["against"].append(f"{models[row['other']]['role']} {row['other']}")
+        own = models[row["student"]][metric.name]
+        columns[unit].append(difference_cell(metric, row, own))
+        for head, (key, form, none) in figures.items():
+            value = row.get(key)
+            shown = "" if key not in row else none if value is None else form(value)
+            columns.setdefault(head, []).append(shown)
+    note = (
+        f"{'Points of' if metric.is_share() else 'Differences in'} {metric.title} on the same "
+        f"examples, with paired bootstrap. Retention is the student’s {metric.title} in per cent "
+        "of the teacher’s"
+    )
+    if gaps:
+        note += (
+            "; the gap closed is the part of the way from the untrained start to the teacher, "
+            "where the teacher is better than the start beyond chance"
+        )
+    if noun is not None:
+        note += (
+            f"; the median is that of the differences in {measure} to the teacher on each {noun}, "
+            "in points"
+        )
+    note += (
+        ". A difference whose interval contains 0 is within chance. One training run each: the "
+        "interval does not include the effect of another seed."
+    )
+    rows = list(zip(*columns.values(), strict=True))
+    notes = [note, *wide_note(metric, rows)]
+    return Table("", list(columns), rows, notes, shipped=student or "")
 
 
 def difference_cell(metric: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
@@ -231,5 +328,6 @@ def outcome_of(metric: MetricClass, interval: Sequence[float] | None) -> Outcome
     return "better" if metric.better(interval) else "worse" if metric.worse(interval) else ""
 
 
-def _share(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1%}"
+def share(part: float | None, whole: float = 1) -> str:
+    """In per cent; `none` of nothing."""
+    return "none" if part is None or not whole else f"{part / whole:.1%}"

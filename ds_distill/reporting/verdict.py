@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ds_distill.recipe.metrics.metric import MetricClass, no_width
+from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.reporting.result_tables import outcome_of
 from ds_distill.reporting.results import (
     answer_of,
     evaluations_of_student,
@@ -14,13 +15,8 @@ from ds_distill.reporting.results import (
     task_metric_of,
 )
 
-_OUTCOMES = (
-    *("better than", "worse than", "within chance of"),
-    *("not told apart, by so small a test, from", "not comparable with"),
-)
 
-
-def verdict(results: dict[str, Any]) -> str:
+def verdict(results: Mapping[str, Any]) -> str:
     """The shipped student's score in the task's metric, beside the baseline and the other models,
     in a sentence; one of each task where it was evaluated on others alone.
 
@@ -37,29 +33,28 @@ def verdict(results: dict[str, Any]) -> str:
             f"The student is `{student}`. No evaluate phase comes after it, so its quality was "
             "not measured."
         )
-    sentences = []
-    for evaluation in of_student:
-        where = f"On {evaluation['task']}: " if len(of_student) > 1 else ""
-        sentences.append(where + _sentence(evaluation, student))
-    return " ".join(sentences)
+    several = len(of_student) > 1
+    return " ".join(
+        (f"On {one['task']}: " if several else "") + _sentence(one, student) for one in of_student
+    )
 
 
 def _sentence(evaluation: Mapping[str, Any], student: str) -> str:
     metric, models = task_metric_of(evaluation), evaluation["models"]
     own, baseline = models[student], evaluation["baseline"]
-    compared = []
+    compared: dict[str, list[str]] = {
+        outcome: []
+        for outcome in ("better than", "worse than", "not told apart from", "not comparable with")
+    }
     if baseline[metric.name] is not None:
         always = f"always predicting {answer_of(evaluation)} ({_score(metric, baseline)})"
-        compared.append((always, own["to_baseline"]))
+        compared[_outcome(metric, own["to_baseline"]["interval"])].append(always)
     for row in evaluation["comparisons"]:
         if row["student"] == student:
             other = models[row["other"]]
             named = f"{other['role']} `{row['other']}` ({_score(metric, other)})"
-            compared.append((named, row))
-    found: dict[str, list[str]] = {}
-    for named, row in compared:
-        found.setdefault(_outcome(metric, row, own[metric.name]), []).append(named)
-    clauses = [f"{one} {_listed(found[one])}" for one in _OUTCOMES if one in found]
+            compared[_outcome(metric, row["interval"])].append(named)
+    clauses = [f"{outcome} {_listed(named)}" for outcome, named in compared.items() if named]
     counted = f"{own['examples']:,} {'questions' if 'windows' in own else 'examples'}"
     if "tokens" in own:
         counted = f"{own['tokens']:,} masked tokens"
@@ -75,19 +70,11 @@ def _score(metric: MetricClass, model: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [metric.shown_as(model[metric.name]), limits]))
 
 
-def _outcome(metric: MetricClass, row: Mapping[str, Any], score: float | None) -> str:
-    """row: a difference. score: what it is from."""
-    better, worse, level, too_small, undefined = _OUTCOMES
-    interval = row["interval"]
+def _outcome(metric: MetricClass, interval: list[float] | None) -> str:
     if interval is None:
-        return undefined
-    if metric.better(interval):
-        return better
-    if metric.worse(interval):
-        return worse
-    # Where no resample gives another difference, nothing is known of it.
-    unknown = no_width(interval) or metric.too_wide(interval, score)
-    return too_small if unknown else level
+        return "not comparable with"
+    outcome = outcome_of(metric, interval)
+    return f"{outcome} than" if outcome else "not told apart from"
 
 
 def _listed(parts: list[str]) -> str:

@@ -19,10 +19,9 @@ from ds_distill.recipe.lineage import shippable, steps
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.records import read_record
-from ds_distill.reporting.curves import Training, trainings_of
+from ds_distill.reporting.curves import curves
 from ds_distill.reporting.model_card import how_to_load, model_card
-from ds_distill.reporting.page_figures import page_figures
-from ds_distill.reporting.report import render_report
+from ds_distill.reporting.report import report
 from ds_distill.reporting.split_uses import uses
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog, read_events
@@ -109,18 +108,17 @@ def _examples_read(trained: dict[str, Any], batch_size: int) -> int:
 def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> None:
     """Write report.html, and its figures to figures/."""
     metrics = [metric_of(recipe.task_of(phase)) for phase in recipe.phases]
-    events, trainings = folder.path / "metrics.jsonl", list[Training]()
-    if events.is_file():
-        found = (event for _, event in read_events(events))
-        trainings = trainings_of(found, recipe.phase_names(), metrics)
+    events = folder.path / "metrics.jsonl"
+    found = (event for _, event in read_events(events)) if events.is_file() else iter(())
+    learnt = curves(found, recipe.phase_names(), metrics)
     task = recipe.tasks_by_name[results["task"]]
     loading = how_to_load(task, results) if results["student"] is not None else []
-    page = render_report(results, trainings, loading=loading, recipe=dump_recipe(recipe))
-    write_text(folder.report, page)
+    page = report(results, learnt, loading=loading, recipe=dump_recipe(recipe))
+    write_text(folder.report, page.html())
     figures = folder.path / "figures"
     for old in figures.glob("[0-9]*.svg"):  # of an earlier page, such as that of a stop
         old.unlink()
-    for name, figure in page_figures(page):
+    for name, figure in page.figures():
         write_text(figures / name, figure)
 
 

@@ -50,7 +50,7 @@ def test_a_page_fits_and_can_be_read(
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
     browser.get(page.as_uri())
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    right = "return document.querySelector('td.interval').getBoundingClientRect().right"
+    right = "return document.querySelector('td.up').getBoundingClientRect().right"
     assert browser.execute_script(right) <= width, "the intervals are seen"
     if not AXE.is_file():
         pytest.skip(f"{AXE} is not there: npm install axe-core, or AXE=FILE")

@@ -245,11 +245,12 @@ def test_policies_are_compared_by_the_tasks_metric():
     gate = found.policies["gate"]
     assert gate.difference == pytest.approx(gate.score - found.policies["average"].score)
     assert gate.interval[0] <= gate.difference <= gate.interval[1]
-    text = routing_table(found, "validation").text()
+    text = routing_table(found.to_json(), "validation").text()
     title = METRICS["classes"][task_metric.name].title
     assert f"{title[0].upper()}{title[1:]} of each policy's target" in text
     for name, policy in found.policies.items():
-        [line] = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
+        shown = f"{name} (chosen)" if name == found.choice else name
+        [line] = [line for line in text.splitlines() if line.startswith(f"{shown}  ")]
         assert f"{policy.score:.1%}" in line
     assert f"Routing `chosen` is {found.choice} here" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)
@@ -268,7 +269,7 @@ def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
     steps: list[None] = []
     found = compare(signals, truth, keys_of(300), labels, advance=lambda: steps.append(None))
     assert set(found.policies) == {*candidates()} - {"gate"} and len(steps) == FOLDS
-    text = routing_table(found, "validation").text()
+    text = routing_table(found.to_json(), "validation").text()
     why = "it is fitted on 150 classes at most, and there are 200"
     assert f"Not compared: gate, as {why}." in text
     fitted = fit(signals, truth, keys_of(300), labels)

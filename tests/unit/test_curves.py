@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.curves import HEIGHT, MOST_POINTS, WIDTH, trainings_of
-from ds_distill.reporting.page import environment
+from ds_distill.reporting.curves import HEIGHT, MOST_POINTS, WIDTH, curves
+from ds_distill.reporting.page import Figure, Page, Section
 
 ACCURACY, LOSS = METRICS["classes"]["accuracy"], METRICS["masked tokens"]["loss"]
 
@@ -23,14 +24,26 @@ def validation(number: int, phase: str, step: int, **scores: Any) -> dict[str, A
     return {"event": "validation", "number": number, "phase": phase, "step": step, **scores}
 
 
-def drawn(found: list[Any]) -> str:
-    """The panels as a page has them."""
-    template = environment().get_template("curves.html.jinja")
-    return template.render(trainings=found, width=WIDTH, height=HEIGHT)
-
-
 def losses(*values: float) -> list[dict[str, Any]]:
     return [train(0, "student", step, loss=value) for step, value in enumerate(values, start=1)]
+
+
+def trainings(events: list[Any], phases: list[str], metrics: list[Any]) -> list[Any]:
+    """The parts of the page, one for each training."""
+    found = curves(iter(events), phases, metrics)
+    return [block for block in found.blocks if isinstance(block, Section)]
+
+
+def figures(training: Section) -> list[Figure]:
+    [block] = training.blocks
+    return list(block.figures)
+
+
+def points(events: list[Any]) -> list[str]:
+    """Of the losses' line."""
+    [training] = trainings(events, ["distil"], [ACCURACY])
+    [drawn] = re.findall('points="([^"]*)"|cx="([^"]*)"', figures(training)[0].drawn)
+    return "".join(drawn).split()
 
 
 def test_each_training_has_its_losses_and_its_score():
@@ -43,39 +56,35 @@ def test_each_training_has_its_losses_and_its_score():
         validation(0, "a", 20, accuracy=0.75),
         train(2, "student", 10, loss=2.0, kl=1.5, cosine=0.5, **{"cosine.other": 7.0}),
     ]
-    first, second = trainings_of(events, ["teach", "cache", "distil"], [ACCURACY, ACCURACY, LOSS])
-    assert (first.phase, first.models) == ("teach", "a+b")
-    assert (second.phase, second.models) == ("distil", "student")
-    losses, scores = first.panels
-    assert [line.name for line in losses.lines] == ["loss"], "one term is the loss itself"
-    assert losses.lines[0].drawn == f"{WIDTH / 2:.1f},0.0 {WIDTH:.1f},{HEIGHT:.1f}"
-    assert (losses.low, losses.high, losses.steps) == ("1", "3", 20)
-    assert [(line.name, line.last) for line in scores.lines] == [("a", "75.0%"), ("b", "25.0%")]
-    assert scores.title == "accuracy on validation"
-    [only] = second.panels
-    assert [line.name for line in only.lines] == ["loss", "kl", "cosine"]
+    first, second = trainings(events, ["teach", "cache", "distil"], [ACCURACY, ACCURACY, LOSS])
+    assert (first.title, second.title) == ("a+b in teach", "student in distil")
+    losses, scores = figures(first)
+    one_term = "<strong>loss, 1 to 3, 20 steps</strong> "
+    assert losses.caption.startswith(one_term) and losses.caption.count("entry") == 1
+    assert f'points="{WIDTH / 2:.1f},0.0 {WIDTH:.1f},{HEIGHT:.1f}"' in losses.drawn
+    assert scores.label == "a+b: accuracy on validation, 25.0% to 75.0%, 20 steps"
+    assert " a 75.0%<" in scores.caption and " b 25.0%<" in scores.caption
+    [only] = figures(second)
+    assert re.findall(r"</span> (\w+) ", only.caption) == ["loss", "kl", "cosine"]
 
 
 def test_a_term_that_ends_where_another_begins_is_seen():
     events = [train(0, "student", 1, loss=2.0, kl=2.0)]
     events.append(train(0, "student", 2, loss=1.0, cross_entropy=1.0))
-    [training] = trainings_of(events, ["distil"], [ACCURACY])
-    assert [line.name for line in training.panels[0].lines] == ["loss", "kl", "cross_entropy"]
+    [training] = trainings(events, ["distil"], [ACCURACY])
+    caption = figures(training)[0].caption
+    assert re.findall(r"</span> (\w+) ", caption) == ["loss", "kl", "cross_entropy"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_long_trainings_are_thinned_to_their_last_finite_point(value):
     events = losses(*(1 / step for step in range(1, 5001)), value)
-    [training] = trainings_of(events, ["distil"], [ACCURACY])
-    points = training.panels[0].lines[0].drawn.split()
-    assert 100 < len(points) <= MOST_POINTS
-    [training] = trainings_of(events[:-1], ["distil"], [ACCURACY])
-    assert training.panels[0].lines[0].drawn.split()[-1].startswith(f"{WIDTH:.1f},")
-    [training] = trainings_of(losses(1.0, value), ["distil"], [ACCURACY])
-    assert len(training.panels[0].lines[0].drawn.split()) == 1
+    assert 100 < len(points(events)) <= MOST_POINTS
+    assert points(events[:-1])[-1].startswith(f"{WIDTH:.1f},")
+    assert len(points(losses(1.0, value))) == 1
     undefined = [*losses(1.0), validation(0, "student", 1, accuracy=None)]
-    [training] = trainings_of(undefined, ["distil"], [ACCURACY])
-    assert [panel.title for panel in training.panels] == ["loss"]
+    [training] = trainings(undefined, ["distil"], [ACCURACY])
+    assert len(figures(training)) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -83,18 +92,17 @@ def test_a_lone_point_is_seen_and_equal_ones_are_in_the_middle(count):
     """A polyline of one point shows nothing: the panel of a training of one epoch was empty."""
     events = [train(0, "student", step, loss=2.0 - step) for step in range(2)]
     events += [validation(0, "student", step + 1, accuracy=0.5) for step in range(count)]
-    found = trainings_of(events, ["distil"], [ACCURACY])
-    line = found[0].panels[1].lines[0]
-    assert line.drawn.split()[-1] == f"{WIDTH:.1f},{HEIGHT / 2:.1f}"
-    assert line.dot == ((f"{WIDTH:.1f}", f"{HEIGHT / 2:.1f}") if count == 1 else None)
-    page = drawn(found)
-    assert (page.count("<circle"), page.count("<polyline")) == (2 - count, count)
+    [training] = trainings(events, ["distil"], [ACCURACY])
+    drawn = figures(training)[1].drawn
+    lone = f'<circle cx="{WIDTH:.1f}" cy="{HEIGHT / 2:.1f}" r="3"'
+    assert (lone if count == 1 else f' {WIDTH:.1f},{HEIGHT / 2:.1f}"') in drawn
+    assert (drawn.count("<circle"), drawn.count("<polyline")) == (2 - count, count - 1)
 
 
 @pytest.mark.parametrize("count", [6, 7])
 def test_many_trainings_are_folded(count):
     events = [train(number, f"<b>{number}", 1, loss=1.0) for number in range(count)]
-    found = trainings_of(events, ["distil"] * count, [ACCURACY] * count)
-    page = drawn(found)
+    found = curves(events, ["distil"] * count, [ACCURACY] * count)
+    page = Page("", "", [found]).html()
     assert page.count("<svg") == count and "<b>" not in page
     assert page.count("<details") == page.count("</details") == (count > 6)

@@ -15,7 +15,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import build_metrics, comparisons, difference, regression_report
 from ds_distill.reporting.figures import plot_settings
-from ds_distill.reporting.report import render_report
+from ds_distill.reporting.report import report
 from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
@@ -98,7 +98,7 @@ def test_an_undefined_score_is_shown_as_one(
     record = found["phases"][-1]
     text = "\n".join(map(Table.text, evaluation_tables(record)))
     assert "undefined" in text and "the same number" in text and "always 0.5 " in text
-    page = render_report(found)
+    page = report(found).html()
     assert "What always predicts one number has no Pearson" in page and "always 0.5<" in page
     said = found["verdict"]
     undefined = one is CONSTANT or other is CONSTANT
