@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
@@ -258,6 +258,7 @@ def pairs_table(record: Mapping[str, Any], student: str | None) -> Table:
         pairs.setdefault(frozenset((row["student"], row["other"])), row)
     unit = "points" if metric.is_share() else "difference"
     columns: dict[str, list[str | Cell]] = {"student": [], "against": [], unit: []}
+    figures: dict[str, tuple[str, Callable[[float], str], str]]
     figures = {"retention": ("retention", share, "none")}
     if gaps := any("gap_closed" in row for row in pairs.values()):
         figures["gap closed"] = ("gap_closed", share, "no gap")
@@ -297,7 +298,7 @@ def pairs_table(record: Mapping[str, Any], student: str | None) -> Table:
     return Table("", list(columns), rows, notes, shipped=student or "")
 
 
-def difference_cell(metric: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
+def difference_cell(metric: MetricClass, numbers: Mapping[str, Any], score: float | None) -> Cell:
     """A difference with its interval, whether it is beyond chance, and whether the test is too
     small to tell.
 

@@ -56,7 +56,7 @@ def students_of(setting: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
     return [(shipped, setting), *others]
 
 
-def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
+def last_evaluations(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The record of the last evaluate phase of the shipped student's task; where there is none, of
     each other task, on which it may stand beside models of theirs."""
     last = {record["task"]: record for record in records_of(results, "evaluation")}
@@ -64,7 +64,7 @@ def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
     return list(last.values()) if own is None else [own]
 
 
-def left_out(results: dict[str, Any]) -> dict[str, str]:
+def left_out(results: Mapping[str, Any]) -> dict[str, str]:
     """The teachers that expertise phases of the shipped student's task have left out, and why."""
     records = records_of(results, "expertise")
     of_task = [record for record in records if record["task"] == results["task"]]

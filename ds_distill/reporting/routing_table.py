@@ -125,6 +125,6 @@ def _disagreement(one: Mapping[str, Any], text: str, policy: str, is_open: bool)
     ]
     predicted, outcome, probability = said(one["target"])
     heads = ["teacher", "says", "which is", "probability", "followed"]
-    blocks = [Text(text, "blockquote"), Table("", heads, rows, narrow=True)]
+    blocks: list[Block] = [Text(text, "blockquote"), Table("", heads, rows, narrow=True)]
     summary = f"{label}: {policy} is {outcome}, with {predicted} {probability}"
     return Fold(summary, blocks, is_open)
