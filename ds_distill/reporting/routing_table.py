@@ -112,7 +112,7 @@ def routing_sections(record: Mapping[str, Any]) -> Iterator[Section]:
 def _disagreement(one: Mapping[str, Any], text: str, policy: str, is_open: bool) -> Fold:
     label = one["label"]
 
-    def said(answer: Mapping[str, Any]) -> list[str]:
+    def cells_of(answer: Mapping[str, Any]) -> list[str]:
         return [
             answer["label"],
             "right" if answer["label"] == label else "wrong",
@@ -120,10 +120,10 @@ def _disagreement(one: Mapping[str, Any], text: str, policy: str, is_open: bool)
         ]
 
     rows = [
-        [name, *said(answer), share(one["followed"][name])]
+        [name, *cells_of(answer), share(one["followed"][name])]
         for name, answer in one["teachers"].items()
     ]
-    predicted, outcome, probability = said(one["target"])
+    predicted, outcome, probability = cells_of(one["target"])
     heads = ["teacher", "says", "which is", "probability", "followed"]
     blocks: list[Block] = [Text(text, "blockquote"), Table("", heads, rows, narrow=True)]
     summary = f"{label}: {policy} is {outcome}, with {predicted} {probability}"
