@@ -162,7 +162,6 @@ def launch(work: Work, options: LaunchOptions) -> None:
     """
     from ds_distill.recipe import dump_recipe
 
-    work.recipe.refuse_seeds("launch")
     engine: Engine | None = None
     folder = work.folder.path
 

@@ -26,7 +26,6 @@ from ds_distill.cli.loading import (
 from ds_distill.cli.options import (
     FolderOption,
     Given,
-    HowToRun,
     Overrides,
     ResumeOption,
     with_options,
@@ -35,24 +34,17 @@ from ds_distill.cli.profile import profile
 from ds_distill.cli.push import push
 from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
-from ds_distill.cli.sweep import run_settings, sweep
+from ds_distill.cli.sweep import sweep
 from ds_distill.errors import UserError
 from ds_distill.launch import LaunchOptions, Work
 from ds_distill.launch import launch as launch_ranks
 from ds_distill.process.activity import announced
-from ds_distill.process.identity import get_rank, is_rank
+from ds_distill.process.identity import get_rank
 from ds_distill.process.terminal import say
 
 UntilOption = Annotated[
     str | None,
     typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
-]
-
-KeepSeedsOption = Annotated[
-    bool,
-    typer.Option(
-        "--keep", help="Of a recipe with `seeds`: keep the students, models and caches of each."
-    ),
 ]
 
 app = typer.Typer(
@@ -91,30 +83,20 @@ def run(
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
-    keep: KeepSeedsOption = False,
     push_to_hub: Annotated[
         str | None,
         typer.Option(metavar="REPO", help="Push the finished run there, as `push` does."),
     ] = None,
 ) -> None:
-    """Run a recipe: all its phases, in this process (or as one rank of a launched run).
-
-    A recipe with `seeds` runs once with each, in processes of its own; FOLDER is as of `sweep`.
-    """
+    """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
     loaded = given.load()
     path = folder or Path("runs") / loaded.name
     if push_to_hub is not None:
         from ds_distill.export.hub import check_access
 
-        loaded.refuse_seeds("--push-to-hub")
         if until is not None:
             raise UserError("--push-to-hub: with --until the run ends unfinished. Leave one out.")
         check_access(push_to_hub)
-    if loaded.seeds is not None and not is_rank():
-        if until is not None:
-            loaded.refuse_seeds(f"--until {until}")
-        _run_seeds(given, path, HowToRun(keep=keep), resume)
-        return
     first = None if until is None else phases_until(loaded, until)
     execute_recipe(loaded, path, resume=resume, first=first)
     if push_to_hub is not None and get_rank() == 0:
@@ -123,14 +105,6 @@ def run(
         except UserError as error:
             again = f"push it with: ds-distill push {path} {push_to_hub}"
             raise UserError(f"{error} The run is finished; {again}") from error
-
-
-def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
-    from ds_distill.sweep.grid import Variant
-
-    if not how.keep:
-        say("Models of a seed go when it has ended, unless --keep is given.")
-    run_settings(given, [Variant(())], path, how, resume)
 
 
 app.command(
@@ -167,26 +141,19 @@ def launch(
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
-    keep: KeepSeedsOption = False,
     *,
     options: LaunchOptions,
 ) -> None:
     """Run a recipe on many ranks, of this machine or of several: by torchrun, or by DeepSpeed's
     runner with --hostfile.
 
-    On several machines the folder must be on a file system that all of them see. A recipe with
-    `seeds` runs once with each, on this machine; FOLDER is as of `sweep`.
+    On several machines the folder must be on a file system that all of them see.
     """
     options.check()
     loaded = given.load()
     path = folder or Path("runs") / loaded.name
     if until is not None:
-        loaded.refuse_seeds(f"--until {until}")
         phases_until(loaded, until)
-    here = options.num_gpus is not None and options == LaunchOptions(num_gpus=options.num_gpus)
-    if loaded.seeds is not None and here:
-        _run_seeds(given, path, HowToRun(num_gpus=options.num_gpus, keep=keep), resume)
-        return
     from ds_distill.run.folder import RunFolder
 
     run_folder = RunFolder(path.absolute())
@@ -261,7 +228,6 @@ def route(
     Train with the best policy: phases.distil.routing=chosen.
     """
     loaded = given.load()
-    loaded.refuse_seeds("route")
     quiet_libraries()
     from ds_distill.phases.expertise import route as compare_policies
 

@@ -15,7 +15,6 @@ from ds_distill.process.signals import exit_on_signal, same_command
 from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
-    from ds_distill.sweep.grid import Variant
     from ds_distill.sweep.sweep import Sweep
 
 
@@ -43,25 +42,16 @@ def sweep(
     Every run is an ordinary one with a folder of its own, FOLDER/runs/NAME, and a report. Phases
     that runs have in common run once: fine-tuned teachers and caches, where the settings differ in
     a later phase alone. A setting is chosen on the examples that choose epochs, not on those that
-    judge. With several seeds, scores have an interval; a recipe's `seeds` are of all settings.
+    judge. With several seeds, seed=1,2,3, scores have an interval.
     """
     from ds_distill.sweep.grid import variants
 
     fixed, found = variants(settings or [])
     given = Given(recipe, fixed, small)
-    path = folder or Path("runs") / f"{given.load(more=found[0].overrides).name}-sweep"
-    run_settings(given, found, path, how, resume)
-
-
-def run_settings(
-    given: Given, found: list[Variant], path: Path, how: HowToRun, resume: bool
-) -> None:
-    """Run a recipe under each variant, and report; see `runs_of`."""
-    for variant in found:
-        given.load(more=variant.overrides)
+    loaded = [given.load(more=variant.overrides) for variant in found]
+    path = folder or Path("runs") / f"{loaded[0].name}-sweep"
     from ds_distill.sweep.runs import check_folder, runs_of
 
-    recipe, fixed, small = given.recipe, list(given.overrides or []), given.small
     runs = runs_of(recipe, fixed, found, small, path)
     check_folder(path, resume=resume)
     quiet_libraries()

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    AfterValidator,
     Field,
     PrivateAttr,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from ds_distill.errors import UserError
 from ds_distill.recipe.phases import PHASES, Phase
 from ds_distill.recipe.phases.base import PhaseSettings
 from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
@@ -32,15 +29,6 @@ LONE_TASK = "task"
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
-
-def _distinct(seeds: list[int]) -> list[int]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError("names a seed twice; each is a run of its own")
-    return seeds
-
-
-Distinct = AfterValidator(_distinct)
-"""Of several seeds."""
 
 # ---------------------------------------------------------------------------------- models
 
@@ -175,6 +163,10 @@ class AsRead:
 class Recipe(Section):
     """One run: tasks, teachers, student, phases."""
 
+    gone: ClassVar[dict[str, tuple[object, str]]] = {
+        "seeds": (None, "`ds-distill sweep RECIPE seed=1,2,3` runs it with each seed")
+    }
+
     _as_read: AsRead = PrivateAttr(default_factory=AsRead)
 
     name: Name
@@ -183,9 +175,6 @@ class Recipe(Section):
     """One line, which the report and `ds-distill recipes` show."""
     seed: Seed = 0
     """Of all random choices: weights of new heads, batches, dropout, random policies."""
-    seeds: Annotated[list[Seed], Field(min_length=2), Distinct] | None = None
-    """Several seeds in place of `seed`: `ds-distill run` repeats everything with each, teachers
-    included, and gives scores with their interval over the seeds (docs/sweeps.md)."""
     task: Task | None = None
     """What is learnt, and from which data. Short for `tasks` with one task."""
     tasks: dict[Name, Task] = Field(default_factory=dict)
@@ -224,8 +213,6 @@ class Recipe(Section):
 
     @classmethod
     def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:
-        if data.get("seeds") is not None and "seed" in data:
-            yield ("seeds",), "stands beside `seed`: keep one of them (seeds=null takes it out)"
         if data.get("task") is None and not data.get("tasks"):
             yield ("task",), "is required and missing"
         if data.get("task") is not None and data.get("tasks"):
@@ -252,13 +239,6 @@ class Recipe(Section):
             raise refused(mistakes)
         return self
 
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: Any) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        if self.seeds is not None:
-            del data["seed"]
-        return data
-
     def was_read_as(self, data: Keys) -> None:
         """Keep where its keys stand, for `location_of`."""
         self._as_read.data = data
@@ -276,18 +256,6 @@ class Recipe(Section):
             number = self.phase_names().index(others[0])
             at = (first, number, self.phases[number].kind, *others[1:])
         return location_of(self._as_read.data, at)
-
-    def refuse_seeds(self, command: str) -> None:
-        """Raises UserError where `seeds` stands for several runs, and a command does one.
-
-        command: as the message begins.
-        """
-        if self.seeds is not None:
-            raise UserError(
-                f"{command}: seeds={self.seeds} stands for a run of each seed, and this is one "
-                "run. `ds-distill run` and `ds-distill sweep` do them all, on one GPU each or with "
-                f"--num-gpus; for one of them set seeds=null seed={self.seeds[0]}."
-            )
 
     def phase_names(self) -> list[str]:
         """One name per phase: its own, else its kind, numbered where that repeats."""

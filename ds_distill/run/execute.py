@@ -58,7 +58,6 @@ def execute(
 
     Raises UserError for mistakes that the user can fix; nothing is written then.
     """
-    recipe.refuse_seeds(f"recipe {recipe.name}")
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

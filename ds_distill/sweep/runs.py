@@ -13,7 +13,7 @@ from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.yaml_tree import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
-from ds_distill.sweep.grid import SEED, Variant
+from ds_distill.sweep.grid import Variant
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,13 @@ class SweepRun:
 def runs_of(
     reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
 ) -> list[SweepRun]:
-    """The runs of a recipe under each variant, and with each of its `seeds` where it has some.
+    """The runs of a recipe under each variant.
 
     reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
 
     Raises UserError for settings that no recipe can have, where there is but one run, and for runs
     that are judged by unlike scores.
     """
-    seeds = load_recipe(reference, [*fixed, *found[0].overrides], small).seeds
-    if seeds is not None:
-        fixed = [*fixed, "seeds=null"]
-        found = [Variant((*one.overrides, f"{SEED}={seed}")) for one in found for seed in seeds]
     if len(found) == 1:
         raise UserError(
             "a sweep needs a key with several values, e.g. seed=1,2,3 or "

@@ -1,5 +1,5 @@
-"""`ds-distill sweep`, and `run` of a recipe with `seeds`: shared phases run once, every run is what
-it would be alone, a stopped sweep goes on, and a run that fails leaves the others be."""
+"""`ds-distill sweep`: shared phases run once, every run is what it would be alone, a stopped sweep
+goes on, and a run that fails leaves the others be."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 
-SETTINGS = ["phases.distil.learning_rate=1e-2,1e30"]
+SETTINGS = ["seed=1,2", "phases.distil.learning_rate=1e-2,1e30"]
 """Under the second rate the loss is not finite."""
-GOOD = ["learning_rate=1e-2,seed=1", "learning_rate=1e-2,seed=2"]
+GOOD = ["seed=1,learning_rate=1e-2", "seed=2,learning_rate=1e-2"]
 
 
 @pytest.fixture
@@ -34,7 +34,6 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     teach = {"models": "first", "epochs": 2}
     phases = [{"fine-tune": teach}, {"cache": {"splits": "transfer"}}, {"distil": distil}]
     settings |= {"phases": [*phases, {"evaluate": {"split": "test"}}], "logging": {"every": 1}}
-    settings["seeds"] = [1, 2]
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(settings))
     return file
@@ -85,10 +84,10 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     assert "<svg" in (folder / "report.html").read_text()
 
     with pytest.raises(UserError, match="other settings"):
-        command_line("run", recipe, "--folder", folder, "--resume")
+        command_line("sweep", recipe, "seed=1,2", "--folder", folder, "--resume")
     # The recipe's own rate is the good one, and nothing is shared here.
     seeds = tmp_path / "seeds"
-    alone = command_line("run", recipe, "--folder", seeds, "--keep")
+    alone = command_line("sweep", recipe, "seed=1,2", "--folder", seeds, "--keep")
     assert alone.exit_code == 0, alone.output
     for name, seed in zip(GOOD, row["seeds"], strict=True):
         ours, its = folder / "runs" / name, seeds / "runs" / f"seed={seed}"

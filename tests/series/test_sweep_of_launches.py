@@ -30,7 +30,6 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
         "teachers": {"first": toy_settings["teachers"]["first"]},
         "training": {**toy_settings["training"], "dropout": 0.0},  # ranks draw their own
         "phases": [*phases, {"distil": distil}, {"evaluate": {"split": "test"}}],
-        "seeds": [1, 2],
         "logging": {"every": 1},
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
@@ -41,9 +40,10 @@ def test_launched_seeds_have_the_losses_of_one_process(
     recipe: Path, tmp_path: Path, ds_distill: Any
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    done = ds_distill("run", recipe, "--folder", one, timeout=600)
+    done = ds_distill("sweep", recipe, "seed=1,2", "--folder", one, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    done = ds_distill("launch", recipe, "--num-gpus", "2", "--folder", two, timeout=600)
+    command = ["sweep", recipe, "seed=1,2", "--num-gpus", "2", "--folder", two]
+    done = ds_distill(*command, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Each has 2 ranks; at once: 1" in done.stdout
     for name in ("seed=1", "seed=2"):
@@ -64,7 +64,7 @@ def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
 ) -> None:
     environment, folder = {**command_environment, **marked()}, tmp_path / "sweep"
     rates = f"phases.distil.learning_rate={','.join(RATES)}"
-    command = ["sweep", str(recipe), rates, "--num-gpus", "2", "--folder", str(folder)]
+    command = ["sweep", str(recipe), "seed=1,2", rates, "--num-gpus", "2", "--folder", str(folder)]
     with subprocess.Popen(
         [sys.executable, "-m", "ds_distill", *command],
         env=environment,
@@ -88,7 +88,7 @@ def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
     done = ds_distill(*command, "--resume", timeout=1800)
     assert done.returncode == 1, done.stdout + done.stderr
     found = json.loads((folder / "results.json").read_text())
-    good, bad = ([f"learning_rate={rate},seed={seed}" for seed in (1, 2)] for rate in RATES)
+    good, bad = ([f"seed={seed},learning_rate={rate}" for seed in (1, 2)] for rate in RATES)
     assert found["missing"] == bad
     assert done.stdout.count("failed with exit code") == 2
     for name in good:

@@ -177,7 +177,6 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
         "phases: [{evaluate: {split: test}}]\n"
     )
     assert "no phase trains" in refused(str(evaluates), "--folder", str(tmp_path / "work"))
-    assert "seeds=[1, 2]" in refused("quickstart", "seeds=[1,2]", "--folder", str(tmp_path / "w"))
 
 
 def test_a_profile_says_what_it_is_when_it_begins(

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import transformers as tr
-from typer.testing import CliRunner
 
 from ds_distill.check.models import Models
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.check.recipe import check_all, name_mistakes
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants
@@ -339,16 +337,3 @@ def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path: Path) -> None:
     states, heads = mistakes("bert-large")
     assert "student's states are 512 wide and those of teachers.ib-bert 1024" in states
     assert "teachers.ib-bert has 16, student has 4" in heads
-
-
-@pytest.mark.parametrize("command", [["run", "quickstart"], ["quickstart"]])
-def test_the_quickstart_takes_seeds_as_a_run_of_it_does(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr("ds_distill.cli.commands.run_settings", lambda *given: asked.append(given))
-    arguments = [*command, "seeds=[1,2]", "--folder", str(tmp_path), "--resume"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    [(given, _, path, _, resume)] = asked
-    assert (given.arguments(), path, resume) == (["quickstart", "seeds=[1,2]"], tmp_path, True)

@@ -23,7 +23,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.process.machine import visible_gpus
-from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.recipe import load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
@@ -104,29 +104,12 @@ def test_what_groups_of_runs_share_is_said_once(toy_recipe):
     assert len(sweep_of(toy_recipe, "task.data.limit.train=5,10").runs) == 2
 
 
-def test_a_recipes_seeds_are_the_settings_of_a_sweep(toy_recipe, tmp_path):
-    with open(toy_recipe, "a") as file:
-        file.write("seeds: [3, 1]\n")
-
-    def recipes(*arguments: str) -> list[tuple[str, int, int]]:
-        runs = runs_of(str(toy_recipe), *variants(arguments), False, tmp_path)
-        assert all(run.recipe.seeds is None for run in runs)
-        # The child reads the same recipe from its arguments.
-        again = [load_recipe(run.arguments[0], run.arguments[1:]) for run in runs]
-        assert again == [run.recipe for run in runs]
-        return [(run.variant.name, run.recipe.seed, run.recipe.training.epochs) for run in runs]
-
-    assert recipes() == [("seed=3", 3, 6), ("seed=1", 1, 6)]
-    both = recipes("training.epochs=1,2", "name=a")
-    assert [run[1:] for run in both] == [(3, 1), (1, 1), (3, 2), (1, 2)]
-    with pytest.raises(UserError, match="stands beside `seed`"):
-        recipes("seed=1,2")
-    assert [seed for _, seed, _ in recipes("seeds=null", "seed=5,6")] == [5, 6]
-    whole = load_recipe(toy_recipe)
-    (tmp_path / "again.yaml").write_text(dump_recipe(whole))
-    assert load_recipe(tmp_path / "again.yaml") == whole
-    with pytest.raises(UserError, match=r"launch: seeds=\[3, 1\].*seeds=null seed=3"):
-        whole.refuse_seeds("launch")
+def test_a_run_of_a_sweep_is_read_again_from_its_arguments(toy_recipe, tmp_path):
+    found = runs_of(str(toy_recipe), *variants(["seed=3,1", "name=a"]), False, tmp_path)
+    assert [(run.variant.name, run.recipe.seed) for run in found] == [("seed=3", 3), ("seed=1", 1)]
+    assert [load_recipe(one.arguments[0], one.arguments[1:]) for one in found] == [
+        one.recipe for one in found
+    ]
 
 
 def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path):

@@ -71,17 +71,8 @@ class Cache(FollowingPhase):
 
 
 def mistakes(settings: Cache, context: Context) -> Iterator[str]:
-    """A teacher that is not there, a task whose signals no cache can hold, and a cache that runs of
-    several seeds share, whose teachers differ."""
+    """A teacher that is not there, and a task whose signals no cache can hold."""
     yield from follow_mistakes(settings, context)
-    recipe, step = context.recipe, context.step
-    trained = [name for name in context.teachers if step.model(name).made_by is not None]
-    if settings.folder is not None and recipe.seeds is not None and trained:
-        yield (
-            f"{context.location}.folder={settings.folder}: the runs of seeds={recipe.seeds} would "
-            f"share it, and each trains {', '.join(trained)} itself: all after the first would "
-            "find another's signals. Take folder out: each run then has its own."
-        )
     why = context.task.not_cacheable()
     if why is not None:
         yield f"{context.location}: {why}"

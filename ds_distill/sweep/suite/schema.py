@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ds_distill.recipe.schema import Distinct, Seed
+from ds_distill.recipe.schema import Seed
 from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
 from ds_distill.recipe.tasks import Task
 from ds_distill.recipe.training import Training
@@ -49,7 +49,7 @@ class Suite(Section):
     """One line."""
     lacks: str = ""
     """What it does not have of the suite that it follows: reports show it."""
-    seeds: Annotated[list[Seed], Field(min_length=1), Distinct]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     """Every fine-tuning is done with each."""
     grid: Grid
     """The settings that are tried."""
@@ -70,6 +70,13 @@ class Suite(Section):
     """As in a recipe."""
     data_folder: str | None = None
     """As in a recipe."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("names a seed twice")
+        return seeds
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Suite:
