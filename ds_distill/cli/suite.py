@@ -16,8 +16,7 @@ from ds_distill.errors import UserError, did_you_mean
 from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
-    from ds_distill.sweep.suite.runs import SuiteRun
-    from ds_distill.sweep.suite.schema import Suite
+    from ds_distill.sweep.suite import Suite
     from ds_distill.sweep.sweep import Sweep
 
 
@@ -53,7 +52,7 @@ def suite(
     Each task, checkpoint, setting of the grid and seed is an ordinary run, FOLDER/runs/NAME. The
     setting is chosen for each task and checkpoint on the validation split; the test split judges.
     """
-    from ds_distill.sweep.suite.load import load_suite
+    from ds_distill.sweep.suite import checkpoints_of, first_recipes, load_suite, suite_runs
 
     references, overrides = checkpoints_and_overrides(checkpoints)
     loaded = load_suite(suite, overrides)
@@ -63,23 +62,24 @@ def suite(
     path = folder or Path("runs") / loaded.name
     check_folder(path, resume=resume)
     quiet_libraries()
-    from ds_distill.sweep.suite.runs import check_suite, checkpoints_of, suite_runs
+    from ds_distill.sweep.check import check_runs
     from ds_distill.sweep.sweep import Sweep
 
     given = checkpoints_of(references)
-    if reference is not None:
-        _check_reference(reference, [one.name for one in given])
-    runs = suite_runs(loaded, given, path.absolute())
-    asked = Sweep(path, [*runs])
+    if reference is not None and reference not in given:
+        raise UserError(
+            f"--reference {reference}: no checkpoint is called so."
+            f"{did_you_mean(reference, given)} They are {', '.join(given)}."
+        )
+    asked = Sweep(path, suite_runs(loaded, given, path.absolute()))
     if how.num_gpus is not None:
         asked.check_ranks(how.num_gpus)
     if not resume:
-        for note in check_suite(runs):
+        for note in check_runs(first_recipes(asked.runs), chooses=True):
             say(f"Note: {note}")
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
-    report = partial(_report, loaded, runs, reference or given[0].name)
-    run_sweep(asked, report, how, resume)
+    run_sweep(asked, partial(_report, loaded, reference or next(iter(given))), how, resume)
 
 
 def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -89,23 +89,15 @@ def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str
     return [word for word in words if word not in overrides], overrides
 
 
-def _check_reference(reference: str, names: list[str]) -> None:
-    if reference not in names:
-        raise UserError(
-            f"--reference {reference}: no checkpoint is called so.{did_you_mean(reference, names)} "
-            f"They are {', '.join(names)}."
-        )
-
-
-def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep) -> str:
+def _report(suite: Suite, reference: str, done: Sweep) -> str:
     """Write what the runs found; see `run_sweep`."""
     from ds_distill.files import write_json, write_text
     from ds_distill.reporting.page import page
-    from ds_distill.sweep.suite.results import suite_results, suite_tables
+    from ds_distill.sweep.suite_table import suite_results, suite_tables
     from ds_distill.tables import Table
 
-    of_groups = suite.weights_of_groups()
-    found = suite_results(runs, done.ended(), reference, done.draws(), of_groups)
+    runs = [run.variant for run in done.runs]
+    found = suite_results(runs, done.ended(), reference, suite.weights(), done.draws())
     about = {"suite": suite.name, "lacks": suite.lacks, "missing": done.missing}
     write_json(done.path / "results.json", {**about, **found})
     tables = list(suite_tables(found))

@@ -63,7 +63,9 @@ def sweep(
     if how.num_gpus is not None:
         asked.check_ranks(how.num_gpus)
     if not resume:
-        for note in check_runs(runs, print_reading):
+        first, *others = runs
+        named = {" ".join(run.variant.overrides): run.recipe for run in others}
+        for note in check_runs({"": first.recipe, **named}, print_reading):
             say(f"Note: {note}")
     run_sweep(asked, write_report, how, resume)
 

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 
-from ds_distill.check.recipe import check_all, check_settings
+from ds_distill.check.recipe import check_all, check_settings, open_sources
 from ds_distill.data.docstrings import Progress
 from ds_distill.errors import UserError, refuse
 from ds_distill.recipe import Recipe
-from ds_distill.sweep.runs import SweepRun
+
+_MODELS_AND_DATA = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
 
 
-def check_runs(runs: Sequence[SweepRun], progress: Progress | None = None) -> list[str]:
-    """Notes of the first run. Raises UserError with all that is wrong with it or, where that is
-    nothing, with the others: models and data once for those that have the same.
+def check_runs(
+    runs: Mapping[str, Recipe], progress: Progress | None = None, *, chooses: bool = False
+) -> list[str]:
+    """Notes. Raises UserError with all that is wrong: models and data are looked at once for runs
+    that have the same.
 
+    runs: by what a message calls them; "" for one that needs no name.
     progress: as of `open_source`.
+    chooses: a setting is chosen on the split validation, which must be there.
     """
-    first, *others = runs
-    notes = check_all(first.recipe, progress)
-    checked = {_models_and_data(first.recipe)}
-    mistakes: dict[str, list[str]] = {}  # what is wrong -> where
-    for run in others:
-        read = _models_and_data(run.recipe)
+    notes: dict[str, list[str]] = {}  # what there is to say -> of which runs
+    mistakes: dict[str, list[str]] = {}
+    checked = set[str]()
+    for name, recipe in runs.items():
+        read = recipe.model_dump_json(include=_MODELS_AND_DATA)
         try:
             if read in checked:
-                check_settings(run.recipe)
-            else:
-                check_all(run.recipe, progress)
+                check_settings(recipe)
+                continue
+            checked.add(read)
+            for note in check_all(recipe, progress):
+                notes.setdefault(note, []).append(name)
+            if chooses:
+                _check_validation(recipe)
         except UserError as error:
             for mistake in error.mistakes:
-                mistakes.setdefault(mistake, []).append(" ".join(run.variant.overrides))
-        checked.add(read)
-    refuse(f"{', '.join(where)}: {what}" for what, where in mistakes.items())
-    return notes
+                mistakes.setdefault(mistake, []).append(name)
+    refuse(_named(mistakes))
+    return [*_named(notes)]
 
 
-def _models_and_data(recipe: Recipe) -> str:
-    keys = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
-    return recipe.model_dump_json(include=keys)
+def _named(found: Mapping[str, list[str]]) -> Iterator[str]:
+    return (what if "" in where else f"{', '.join(where)}: {what}" for what, where in found.items())
+
+
+def _check_validation(recipe: Recipe) -> None:
+    for name, source in open_sources(recipe).items():
+        if "validation" not in source.splits:
+            raise UserError(
+                f"its data {recipe.tasks_by_name[name].data.path} have no split 'validation', on "
+                "which a setting is chosen, because the test split must not choose. Say where it "
+                "is with data.splits.validation."
+            )

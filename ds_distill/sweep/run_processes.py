@@ -7,12 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from ds_distill.errors import UserError
 from ds_distill.process.launcher import ends_with, shell_code
 from ds_distill.process.signals import STOPPED
+
+TELLS_EVERY = 60
+"""Seconds between lines that say what runs."""
 
 GRACE = 20
 """Seconds that runs have to end, all the same ones, after they were told to."""
@@ -39,37 +44,44 @@ class Pool:
         ranks: of each child, which is a launch then; see `launches_at_once`.
         """
         self.jobs, self.gpus, self.ranks = jobs, gpus, ranks
-        self._running: dict[int, tuple[Child, subprocess.Popen[bytes], float]] = {}
+        self._running: dict[int, tuple[Child, subprocess.Popen[bytes]]] = {}
+        self._ends = False
 
     def run(
         self, children: Sequence[Child], waiting: Callable[[list[Child]], None]
     ) -> Iterator[tuple[Child, int, float]]:
-        """(child, exit code, seconds) as each ends. waiting: called now and again with those that
-        run."""
-        left = list(children)
-        while left or self._running:
-            while left and len(self._running) < self.jobs:
-                slot = next(number for number in range(self.jobs) if number not in self._running)
-                child = left.pop(0)
-                self._running[slot] = child, self.start(child, slot), time.monotonic()
-            time.sleep(0.1)
-            for slot, (child, process, started) in list(self._running.items()):
-                if (code := process.poll()) is not None:
-                    del self._running[slot]
-                    yield child, shell_code(code), time.monotonic() - started
-            waiting([child for child, _, _ in self._running.values()])
+        """(child, exit code, seconds) as each ends. waiting: called with those that run, where none
+        has ended for TELLS_EVERY seconds."""
+        slots = SimpleQueue[int]()
+        for slot in range(self.jobs):
+            slots.put(slot)
+        with ThreadPoolExecutor(self.jobs) as threads:
+            left = {threads.submit(self._run, child, slots) for child in children}
+            while left:
+                done, left = wait(left, TELLS_EVERY, FIRST_COMPLETED)
+                if not done:
+                    waiting([child for child, _ in [*self._running.values()]])
+                yield from (each.result() for each in done)
 
-    def start(self, child: Child, slot: int) -> subprocess.Popen[bytes]:
+    def _run(self, child: Child, slots: SimpleQueue[int]) -> tuple[Child, int, float]:
+        slot, began = slots.get(), time.monotonic()
+        if self._ends:
+            return child, STOPPED, 0.0
         with open(child.log, "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ds_distill", *child.arguments],
                 env=self.environment(slot),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=ends_with(os.getpid()),
+                preexec_fn=ends_with(os.getpid()),  # and when this thread does, which waits
             )
+        self._running[slot] = child, process
+        code = shell_code(process.wait())
+        del self._running[slot]
+        slots.put(slot)
+        return child, code, time.monotonic() - began
 
     def environment(self, slot: int) -> dict[str, str]:
         """Of the child that runs in a slot, from 0 to `jobs` - 1."""
@@ -85,14 +97,13 @@ class Pool:
 
     def end(self, at_once: bool) -> bool:
         """End what runs, and say whether a run has saved its work; see `exit_on_signal`."""
-        running = [process for _, process, _ in self._running.values()]
+        self._ends = True
+        running = [process for _, process in [*self._running.values()]]
         until = time.monotonic() + (0 if at_once else GRACE)
         if not at_once:  # all of them first: each trains on until it is asked
             for process in running:
                 process.terminate()
-        codes = [_code_at(process, until) for process in running]
-        self._running.clear()
-        return STOPPED in codes
+        return STOPPED in [_code_at(process, until) for process in running]
 
 
 def _code_at(process: subprocess.Popen[bytes], until: float) -> int | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +33,6 @@ from ds_distill.sweep.runs import SweepRun
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.table import metric_class, run_result
 
-TELLS_EVERY = 60
-"""Seconds between lines that say what runs."""
-
 WEIGHTS = ("models", "cache", "checkpoints", "student", "data")
 """Folders of a run, large ones, that are removed when it has ended, unless they are kept."""
 
@@ -55,6 +51,14 @@ class Shared:
         names = self.runs[0].recipe.phase_names()
         done = self.folder.record(self.phases - 1, names[self.phases - 1]).is_file()
         return done or all(run.folder.holds_run() for run in self.runs)
+
+    @property
+    def name(self) -> str:
+        return f"shared,{self.folder.path.name}"
+
+    def child(self, path: Path, ranks: int | None) -> Child:
+        last = self.runs[0].recipe.phase_names()[self.phases - 1]
+        return _child(self.name, self.runs[0], self.folder, path, ranks, "--until", last)
 
 
 class Sweep:
@@ -148,24 +152,20 @@ class Sweep:
 
         keep: the weights of models, and caches.
         """
-        ranks = pool.ranks
-        failed = self._run(
-            [self._child_of(one, ranks) for one in self.shared if not one.is_done], pool, say
-        )
+        once = [one for one in self.shared if not one.is_done]
+        failed = self._run([one.child(self.path, pool.ranks) for one in once], pool, say)
+        lost = set[str]()
         for shared in self.shared:
             for run in shared.runs:
-                if not run.folder.holds_run() and _name(shared) not in failed:
+                if shared.name in failed:
+                    lost.add(run.variant.name)
+                elif not run.folder.holds_run():
                     begin_from(shared.folder.path, run.folder.path, run.recipe)
-        lost = {
-            run.variant.name
-            for shared in self.shared
-            for run in shared.runs
-            if _name(shared) in failed
-        }
-        runs = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
-        failed += self._run(
-            [self._child(run, ranks) for run in runs], pool, say, self._end_of(keep)
-        )
+        left = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
+        children = [
+            _child(run.variant.name, run, run.folder, self.path, pool.ranks) for run in left
+        ]
+        failed += self._run(children, pool, say, self._end_of(keep))
         if not keep and not failed:
             shutil.rmtree(self.path / "shared", ignore_errors=True)
         return failed
@@ -177,20 +177,15 @@ class Sweep:
         say: Callable[[str], None],
         ended: Callable[[str], str] = lambda name: "done",
     ) -> list[str]:
-        failed: list[str] = []
-        taken: list[float] = []
-        told = time.monotonic()
-
         def waiting(running: list[Child]) -> None:
-            nonlocal told
-            if time.monotonic() - told >= TELLS_EVERY:
-                told = time.monotonic()
-                for child in running:
-                    say(f"  {child.name}: {last_phase(child.log) or 'starts'}")
+            for child in running:
+                say(f"  {child.name}: {last_phase(child.log) or 'starts'}")
 
+        failed: list[str] = []
+        taken = 0.0
         for number, (child, code, seconds) in enumerate(pool.run(children, waiting), 1):
-            taken.append(seconds)
-            left = (len(children) - number) * sum(taken) / len(taken) / pool.jobs
+            taken += seconds
+            left = (len(children) - number) * taken / number / pool.jobs
             text = f"[{number}/{len(children)}] {child.name}: "
             if code:
                 failed.append(child.name)
@@ -199,27 +194,6 @@ class Sweep:
                 text += f"{ended(child.name)}, {duration(seconds)}"
             say(text + (f" (about {duration(left)} left)" if left else ""))
         return failed
-
-    def _child_of(self, shared: Shared, ranks: int | None) -> Child:
-        last = shared.runs[0].recipe.phase_names()[shared.phases - 1]
-        first = shared.runs[0].arguments
-        return self._made(_name(shared), first, shared.folder, ranks, "--until", last)
-
-    def _child(self, run: SweepRun, ranks: int | None) -> Child:
-        return self._made(run.variant.name, run.arguments, run.folder, ranks)
-
-    def _made(
-        self,
-        name: str,
-        arguments: tuple[str, ...],
-        folder: RunFolder,
-        ranks: int | None,
-        *options: str,
-    ) -> Child:
-        resume = ["--resume"] if folder.holds_run() else []
-        command = ["run"] if ranks is None else ["launch", "--num-gpus", str(ranks)]
-        whole = (*command, *arguments, "--folder", str(folder.path), *options, *resume)
-        return Child(name, whole, self.path / "logs" / f"{name}.txt")
 
     def _end_of(self, keep: bool) -> Callable[[str], str]:
         """What is done, and said, when a run has ended well."""
@@ -258,5 +232,11 @@ class Sweep:
         return [run.variant.name for run in self.runs if not run.is_done]
 
 
-def _name(shared: Shared) -> str:
-    return f"shared,{shared.folder.path.name}"
+def _child(
+    name: str, run: SweepRun, folder: RunFolder, path: Path, ranks: int | None, *options: str
+) -> Child:
+    """path: the sweep's folder."""
+    resume = ["--resume"] if folder.holds_run() else []
+    command = ["run"] if ranks is None else ["launch", "--num-gpus", str(ranks)]
+    whole = (*command, *run.arguments, "--folder", str(folder.path), *options, *resume)
+    return Child(name, whole, path / "logs" / f"{name}.txt")

@@ -15,12 +15,8 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.sweep.suite.load import builtin_suites, load_suite
-from ds_distill.sweep.suite.runs import (
-    Checkpoint,
-    check_suite,
-    suite_runs,
-)
+from ds_distill.sweep.check import check_runs
+from ds_distill.sweep.suite import builtin_suites, first_recipes, load_suite, suite_runs
 
 
 def test_checkpoints_are_compared_and_a_broken_one_is_named(
@@ -86,4 +82,5 @@ def test_built_in_suites_find_the_shared_data(
 ) -> None:
     short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
     suite = load_suite(name, [f"data_folder={shared_data}", *short])
-    check_suite(suite_runs(suite, [Checkpoint("bert", str(tiny_models["bert"]))], tmp_path))
+    runs = suite_runs(suite, {"bert": str(tiny_models["bert"])}, tmp_path)
+    check_runs(first_recipes(runs), chooses=True)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.sweep.suite.load import load_suite
+from ds_distill.sweep.suite import load_suite
 from ds_distill.tasks.token_classification import TokenClassificationKind, word_token_rows
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_values.yaml").read_text())

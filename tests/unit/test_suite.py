@@ -18,20 +18,21 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.tasks import metric_of
+from ds_distill.sweep.check import check_runs
+from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Drawn
-from ds_distill.sweep.suite.load import builtin_suites, load_suite
-from ds_distill.sweep.suite.results import suite_results, suite_tables
-from ds_distill.sweep.suite.runs import (
-    Checkpoint,
-    SuiteRun,
-    check_suite,
+from ds_distill.sweep.suite import (
+    Suite,
+    builtin_suites,
     checkpoints_of,
+    first_recipes,
+    load_suite,
     suite_runs,
 )
-from ds_distill.sweep.suite.schema import Suite
+from ds_distill.sweep.suite_table import suite_results, suite_tables
 from ds_distill.tables import Table
 
-TWO = [Checkpoint("first", "a/first"), Checkpoint("second", "b/second")]
+TWO = {"first": "a/first", "second": "b/second"}
 
 
 def toy_suite(task: Path, **changes: Any) -> dict[str, Any]:
@@ -50,6 +51,14 @@ def made(task: Path, **changes: Any) -> Suite:
     return Suite.model_validate({"name": "toy", **toy_suite(task, **changes)})
 
 
+def task_of(run: Variant) -> str:
+    return run.overrides[0].removeprefix("task=")
+
+
+def checkpoint_of(run: Variant) -> str:
+    return run.overrides[1].removeprefix("checkpoint=")
+
+
 @pytest.fixture
 def suite(toy_task: Path) -> Suite:
     return made(toy_task)
@@ -64,16 +73,16 @@ def test_every_run_is_an_ordinary_recipe(suite: Suite, tmp_path: Path) -> None:
     assert len({run.variant.name for run in found}) == len(found) == len(wanted)
     for run, (task, checkpoint, rate, seed) in zip(found, wanted, strict=True):
         recipe = run.recipe
-        assert (run.task, run.checkpoint) == (task, checkpoint.name)
-        assert recipe.student.model == checkpoint.model and recipe.seed == seed
+        setting = (f"learning_rate={rate:g}", "batch_size=16")
+        assert run.variant.setting == (f"task={task}", f"checkpoint={checkpoint}", *setting)
+        assert run.variant.seed == str(seed)
+        assert recipe.student.model == TWO[checkpoint] and recipe.seed == seed
         assert recipe.task is not None
         assert recipe.task.model_dump() == suite.tasks[task].model_dump()
         tune, judge = recipe.phases
         assert (tune.kind, judge.kind) == ("fine-tune", "evaluate")
         assert (tune.learning_rate, tune.batch_size, tune.epochs) == (rate, 16, 2)
         assert judge.split == "test" and "test" not in tune.learns_from
-        assert run.grid.setting == (f"learning_rate={rate:g}", "batch_size=16")
-        assert run.grid.seed == str(seed)
         (tmp_path / "written.yaml").write_text(dump_recipe(recipe))
         assert load_recipe(tmp_path / "written.yaml") == recipe
 
@@ -84,7 +93,8 @@ def test_a_task_may_train_otherwise_and_epochs_may_be_tried(toy_task: Path, tmp_
         "training": {"epochs": 2, "warmup": 0.0, "keep": "last"},
     }
     suite = made(toy_task, **changes)
-    tuned = {run.task: run.recipe.phases[0] for run in suite_runs(suite, TWO, tmp_path)}
+    made_of = suite_runs(suite, TWO, tmp_path)
+    tuned = {task_of(run.variant): run.recipe.phases[0] for run in made_of}
     assert (tuned["one"].epochs, tuned["one"].warmup, tuned["one"].keep) == (2, 0.0, "last")
     assert (tuned["two"].epochs, tuned["two"].warmup, tuned["two"].keep) == (5, 0.5, "last")
     grid = {"learning_rate": [1.0], "batch_size": [8, 16], "epochs": [1, 2, 3]}
@@ -107,7 +117,7 @@ def test_built_in_suites_say_what_they_lack(tmp_path: Path) -> None:
             entities = [t for t in suite.tasks.values() if t.type == "token-classification"]
             assert len(entities) >= 4
         if name == "compact-biomedical":
-            trained = {run.task: run.recipe.phases[0].epochs for run in runs}
+            trained = {task_of(run.variant): run.recipe.phases[0].epochs for run in runs}
             assert trained == {task: 3 if task in ("gad", "ddi") else 5 for task in trained}
 
 
@@ -117,9 +127,9 @@ def test_checkpoints_have_names(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "runs/a/recipe.yaml").write_text("name: a")
     one, two = str(tmp_path / "runs/a/student"), str(tmp_path / "runs/b/student")
-    assert [c.name for c in checkpoints_of([one, two])] == ["a-student", "b-student"]
-    [run, hub] = checkpoints_of([str(tmp_path / "runs/a"), "org/bert-base"])
-    assert run == Checkpoint("a", one) and hub == Checkpoint("bert-base", "org/bert-base")
+    assert [*checkpoints_of([one, two])] == ["a-student", "b-student"]
+    found = checkpoints_of([str(tmp_path / "runs/a"), "org/bert-base"])
+    assert found == {"a": one, "bert-base": "org/bert-base"}
     with pytest.raises(UserError, match="two have the same name"):
         checkpoints_of([one, one])
     # The name of a sweep's run has a `=`, as changes to the suite have.
@@ -140,9 +150,10 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
         "long": {"data": {"path": str(toy_task)}, "max_length": 512},
     }
     changes = {"tasks": tasks, "training": {"epochs": 1, "keep": "last"}}
-    given = [Checkpoint("toy", str(tiny_models["toy"])), Checkpoint("gone", "./gone")]
+    given = {"toy": str(tiny_models["toy"]), "gone": "./gone"}
+    runs = suite_runs(made(toy_task, **changes), given, tmp_path)
     with pytest.raises(UserError) as failure:
-        check_suite(suite_runs(made(toy_task, **changes), given, tmp_path))
+        check_runs(first_recipes(runs), chooses=True)
     lines = failure.value.mistakes
     assert any(line.startswith("good with gone, ") and "no such folder" in line for line in lines)
     assert any("bad with toy" in line and "no split 'validation'" in line for line in lines)
@@ -152,13 +163,13 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
 # ----------------------------------------------------------------------------------- results
 
 
-def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str, Any]]:
+def ended(runs: list[Variant], score: Any, choosing: Any) -> dict[Any, dict[str, Any]]:
     """`run_result` of each run; score, choosing: functions of a run. A score of None: it failed."""
     metric = {"one": "accuracy", "two": "macro_f1", "three": "macro_f1"}
     return {
-        run.variant: {
+        run: {
             "student": "student",
-            "metric": {"name": metric[run.task], "over": "classes", "settings": {}},
+            "metric": {"name": metric[task_of(run)], "over": "classes", "settings": {}},
             "split": "test",
             "models": {"student": {"role": "control", "score": score(run)}},
             "majority": 0.3,
@@ -173,6 +184,14 @@ def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str
     }
 
 
+def variants_of(suite: Suite) -> list[Variant]:
+    return [run.variant for run in suite_runs(suite, TWO, Path("."))]
+
+
+def found_of(suite: Suite, done: Any, reference: str = "first", **more: Any) -> dict[str, Any]:
+    return suite_results(variants_of(suite), done, reference, suite.weights(), **more)
+
+
 SHARES = st.floats(0.01, 0.99)
 
 
@@ -182,17 +201,16 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
     given["tasks"]["three"] = given["tasks"]["two"]
     given["grid"]["learning_rate"] = [1.0e-2]
     suite = Suite.model_validate({"name": "toy", **given})
-    runs = suite_runs(suite, TWO, Path("."))
+    runs = variants_of(suite)
     scores = {("one", "1"): 0.2, ("one", "2"): 0.4, ("two", "1"): 0.9, ("two", "2"): 0.7}
     scores |= {("three", "1"): 0.6, ("three", "2"): 0.5}
 
-    def score(run: SuiteRun) -> float:
-        of = scores[run.task, str(run.grid.seed)]
-        return of if run.checkpoint == "first" else of / 2
+    def score(run: Variant) -> float:
+        of = scores[task_of(run), str(run.seed)]
+        return of if checkpoint_of(run) == "first" else of / 2
 
-    weights = suite.weights_of_groups()
-    assert weights == {"one": 0.25, "three": 0.25, "two": 0.5}
-    found = suite_results(runs, ended(runs, score, score), "first", of_groups=weights)
+    assert suite.weights()["macro"] == {"one": 0.25, "three": 0.25, "two": 0.5}
+    found = found_of(suite, ended(runs, score, score))
     first, second = (found["checkpoints"][name] for name in ("first", "second"))
     assert first["mean"]["values"] == pytest.approx([1.7 / 3, 1.6 / 3])
     assert first["macro"]["mean"]["values"] == pytest.approx([(0.4 + 0.9) / 2, (0.45 + 0.7) / 2])
@@ -202,7 +220,7 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
     assert "macro mean" in scored and "55.0%" in scored
     assert "61.2%" in scored or "61.3%" in scored
     assert "macro mean" in apart and "-30.6" in apart
-    plain = suite_results(runs, ended(runs, score, score), "first")
+    plain = found_of(suite.model_copy(update={"groups": {}}), ended(runs, score, score))
     assert "macro" not in plain["checkpoints"]["first"]
     assert "macro mean" not in next(iter(suite_tables(plain))).text()
 
@@ -212,22 +230,22 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
 def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) -> None:
     """Against loops over the runs. A macro mean of groups of one is the mean."""
     suite = made(toy_task, groups={"b": ["two"], "a": ["one"]})
-    runs = suite_runs(suite, TWO, Path("."))
-    scores = {run.variant: data.draw(SHARES) for run in runs}
-    chooses = {run.variant: data.draw(SHARES) for run in runs}
-    done = ended(runs, lambda run: scores[run.variant], lambda run: chooses[run.variant])
-    found = suite_results(runs, done, "second", of_groups=suite.weights_of_groups())
+    runs = variants_of(suite)
+    scores = {run: data.draw(SHARES) for run in runs}
+    chooses = {run: data.draw(SHARES) for run in runs}
+    done = ended(runs, lambda run: scores[run], lambda run: chooses[run])
+    found = found_of(suite, done, "second")
     by_seed: dict[str, list[list[float]]] = {"first": [], "second": []}
     for task, name in product(suite.tasks, ["second", "first"]):
-        own = [run for run in runs if (run.task, run.checkpoint) == (task, name)]
-        of_settings: dict[tuple[str, ...], list[SuiteRun]] = {}
+        own = [run for run in runs if (task_of(run), checkpoint_of(run)) == (task, name)]
+        of_settings: dict[tuple[str, ...], list[Variant]] = {}
         for run in own:
-            of_settings.setdefault(run.grid.setting, []).append(run)
-        means = {s: sum(chooses[r.variant] for r in each) for s, each in of_settings.items()}
+            of_settings.setdefault(run.setting, []).append(run)
+        means = {s: sum(chooses[r] for r in each) for s, each in of_settings.items()}
         best = max(means, key=means.__getitem__)
-        values = [scores[run.variant] for run in of_settings[best]]
+        values = [scores[run] for run in of_settings[best]]
         of = found["tasks"][task]["checkpoints"][name]
-        assert tuple(of["settings"][of["chosen"]]["setting"]) == best
+        assert tuple(of["settings"][of["chosen"]]["setting"]) == best[2:]
         assert of["score"]["values"] == values
         assert of["score"]["interval"] == mean_interval(values)
         by_seed[name].append(values)
@@ -246,28 +264,28 @@ def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) ->
 def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -> None:
     """Of two seeds the examples add the covariance of their draws; a mean of two tasks, whose
     examples are drawn apart, has a quarter of the sum of both."""
-    runs, generator = suite_runs(suite, TWO, Path(".")), np.random.default_rng(0)
+    runs, generator = variants_of(suite), np.random.default_rng(0)
     shared = {task: generator.normal(0, 0.02, 4000) for task in suite.tasks}
 
-    def score(run: SuiteRun) -> float:
-        return 0.6 + 0.01 * float(run.grid.seed or 0) + 0.1 * (run.checkpoint == "first")
+    def score(run: Variant) -> float:
+        return 0.6 + 0.01 * float(run.seed or 0) + 0.1 * (checkpoint_of(run) == "first")
 
-    def is_chosen(run: SuiteRun) -> bool:
-        return "learning_rate=0.01" in run.grid.setting
+    def is_chosen(run: Variant) -> bool:
+        return "learning_rate=0.01" in run.setting
 
     draws = {}
     for run in runs:
-        moved = shared[run.task] * (1 if run.checkpoint == "first" else 2)
+        moved = shared[task_of(run)] * (1 if checkpoint_of(run) == "first" else 2)
         own = score(run) + moved + generator.normal(0, 0.005, 4000)
-        draws[run.variant] = Drawn(run.task, own)
+        draws[run] = Drawn(task_of(run), own)
     done = ended(runs, score, is_chosen)
-    found = suite_results(runs, done, "first", draws=lambda variant, student: draws[variant])
+    found = found_of(suite, done, draws=lambda variant, student: draws[variant])
     added: dict[str, list[float]] = {"first": [], "second": [], "apart": []}
     for task, of in found["tasks"].items():
         drawn: dict[str, list[Any]] = {"first": [], "second": []}
         for run in filter(is_chosen, runs):
-            if run.task == task:
-                drawn[run.checkpoint].append(draws[run.variant].scores)
+            if task_of(run) == task:
+                drawn[checkpoint_of(run)].append(draws[run].scores)
         drawn["apart"] = [a - b for a, b in zip(drawn["second"], drawn["first"], strict=True)]
         rows = {name: of["checkpoints"][name]["score"] for name in ("first", "second")}
         rows["apart"] = of["checkpoints"]["second"]["to_reference"]
@@ -281,37 +299,37 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
     assert mean["mean"]["variance_of_examples"] == pytest.approx(sum(added["second"]) / 4)
     assert mean["to_reference"]["variance_of_examples"] == pytest.approx(sum(added["apart"]) / 4)
     assert not any("too narrow" in table.text() for table in suite_tables(found))
-    assert "too narrow" in next(iter(suite_tables(suite_results(runs, done, "first")))).text()
+    assert "too narrow" in next(iter(suite_tables(found_of(suite, done)))).text()
 
 
 def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite: Suite) -> None:
-    runs = suite_runs(suite, TWO, Path("."))
+    runs = variants_of(suite)
     done = ended(runs, lambda run: 0.3, lambda run: 0.3)
     for run in runs:
-        done[run.variant]["learnt"] = (run.task, run.checkpoint) != ("one", "second")
-    found = suite_results(runs, done, "first")
+        done[run]["learnt"] = (task_of(run), checkpoint_of(run)) != ("one", "second")
+    found = found_of(suite, done)
     said = "no better than the baseline beyond chance: second on one."
     assert said in next(iter(suite_tables(found))).text()
     assert found["checkpoints"]["second"]["mean"] is not None
     for run in runs:
-        if run.task == "two":  # ECE is a share, of which less is better
-            done[run.variant]["metric"] = {"name": "ece", "over": "classes", "settings": {}}
-    assert suite_results(runs, done, "first")["checkpoints"]["second"]["mean"] is None
+        if task_of(run) == "two":  # ECE is a share, of which less is better
+            done[run]["metric"] = {"name": "ece", "over": "classes", "settings": {}}
+    assert found_of(suite, done)["checkpoints"]["second"]["mean"] is None
 
 
 def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
-    runs = suite_runs(suite, TWO, Path("."))
+    runs = variants_of(suite)
 
-    def score(run: SuiteRun) -> float | None:
-        if (run.task, run.checkpoint) == ("two", "second"):
+    def score(run: Variant) -> float | None:
+        if (task_of(run), checkpoint_of(run)) == ("two", "second"):
             return None
         # The better setting lacks a seed.
-        fast = "learning_rate=0.01" in run.grid.setting
-        if fast and run.grid.seed == "2" and run.task == "one" and run.checkpoint == "first":
+        fast = "learning_rate=0.01" in run.setting
+        if fast and run.seed == "2" and task_of(run) == "one" and checkpoint_of(run) == "first":
             return None
-        return 0.9 if fast else 0.6 + 0.01 * float(run.grid.seed or 0)
+        return 0.9 if fast else 0.6 + 0.01 * float(run.seed or 0)
 
-    found = suite_results(runs, ended(runs, score, lambda run: score(run) or 0.0), "first")
+    found = found_of(suite, ended(runs, score, lambda run: score(run) or 0.0))
     one, two = found["tasks"]["one"]["checkpoints"], found["tasks"]["two"]["checkpoints"]
     assert one["first"]["score"]["values"] == pytest.approx([0.61, 0.62])
     assert one["second"]["score"]["values"] == [0.9, 0.9]
@@ -324,7 +342,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert "first" in scores and "66.7%" not in second
     assert "+28.5 (+22.1 to +34.9)*" in apart
     assert "learning_rate=1e-06, batch_size=16" in chosen
-    nothing = suite_results(runs, {}, "first")
+    nothing = found_of(suite, {})
     assert nothing["checkpoints"]["first"]["mean"] is None
     assert "first" in next(iter(suite_tables(nothing))).text()
 

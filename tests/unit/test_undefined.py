@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.sweep.suite.results import suite_results, suite_tables
+from ds_distill.sweep.suite_table import suite_results, suite_tables
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 from ds_distill.tables import Table
 
@@ -157,19 +156,15 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
 
 def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
     settings = ("1e-5", "1")
-    runs: list[Any] = []
     ended = {}
     for name, diverged in {"good": "1", "bad": settings, "partly": "1"}.items():
         for rate, seed in product(settings, ("1", "2")):
-            grid = Variant((f"rate={rate}", f"seed={seed}"))
-            variant = Variant((f"checkpoint={name}", *grid.overrides))
-            runs.append(
-                SimpleNamespace(task="numbers", checkpoint=name, grid=grid, variant=variant)
-            )
+            about = ("task=numbers", f"checkpoint={name}", f"rate={rate}", f"seed={seed}")
+            variant = Variant(about)
             one = CONSTANT if rate in diverged else GOOD
             ended[variant] = run_result(results_of({"one": ("student", one)}))
     for reference in ("good", "bad"):
-        found = suite_results(runs, ended, reference)
+        found = suite_results([*ended], ended, reference, {"mean": {"numbers": 1.0}})
         tables = {table.title: table.text() for table in suite_tables(found)}
         [line] = [line for line in tables["Scores"].splitlines() if line.startswith("bad ")]
         assert line.split() == ["bad", "undefined", "-", "-"]

@@ -29,7 +29,7 @@ from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.tasks import SingleLabel, TaskSettings
-from ds_distill.sweep.suite.load import load_suite
+from ds_distill.sweep.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
 
