@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    """One thing that the user can fix: its text is `at: what`."""
+
+    at: str
+    """Where: a key as overrides have it, alone or with its value (`phases.distil.start`,
+    `deepspeed=zero9`), or a file and line."""
+    what: str
+    """The value given, the rule it breaks, and the fix."""
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.what}" if self.at else self.what
 
 
 class UserError(Exception):
@@ -14,21 +28,51 @@ class UserError(Exception):
     A message names the file or key, the value given, the rule it breaks, and the fix.
     """
 
-    def __init__(self, *mistakes: str) -> None:
-        super().__init__(*mistakes)
-        self.mistakes = mistakes
+    def __init__(self, *mistakes: Mistake | str, at: str = "") -> None:
+        """at: where those are of which only this tells it."""
+        self.mistakes = [Mistake(at, one) if isinstance(one, str) else one for one in mistakes]
+        super().__init__(*self.mistakes)
 
     def __str__(self) -> str:
         if len(self.mistakes) == 1:
-            return self.mistakes[0]
+            return str(self.mistakes[0])
         lines = [f"{number}. {mistake}" for number, mistake in enumerate(self.mistakes, 1)]
         return "\n".join([f"{len(lines)} mistakes:", *lines, "Nothing was started."])
 
 
-def refuse(mistakes: Iterable[str]) -> None:
-    """Raises UserError with all mistakes, each once; nothing without any."""
-    if found := list(dict.fromkeys(mistakes)):
+def refuse(
+    mistakes: Iterable[Mistake], line_of: Callable[[str], str | None] = lambda key: None
+) -> None:
+    """Raises UserError with all mistakes; nothing without any. What is wrong in several places is
+    told once, with all of them.
+
+    line_of: gives the file and line of a key, which then stand before it.
+    """
+    places: dict[str, dict[str, None]] = {}
+    for at, what in mistakes:
+        places.setdefault(what, {})[at] = None
+    found = []
+    for what, several in places.items():
+        line = line_of(next(iter(several)).partition("=")[0])
+        at = "" if "" in several else ", ".join(several)
+        found.append(Mistake(at if line is None else f"{line}  {at}", what))
+    if found:
         raise UserError(*found)
+
+
+@contextmanager
+def collecting(found: list[Mistake], at: str = "") -> Iterator[None]:
+    """Adds what a UserError in this block tells to the mistakes that were found; at: where, if it
+    does not know it."""
+    try:
+        yield
+    except UserError as error:
+        found += [Mistake(at, str(one)) if at else one for one in error.mistakes]
+
+
+def reworded(error: UserError, change: Callable[[str], str]) -> UserError:
+    """The same mistakes, where both their places and their texts are to be changed."""
+    return UserError(*(Mistake(change(at), change(what)) for at, what in error.mistakes))
 
 
 @contextmanager
@@ -37,7 +81,7 @@ def located(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(*(f"{where}: {mistake}" for mistake in error.mistakes)) from error
+        raise UserError(*(Mistake(where, str(mistake)) for mistake in error.mistakes)) from error
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

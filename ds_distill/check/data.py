@@ -20,13 +20,14 @@ from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source, located
+from ds_distill.data.sources import Source
+from ds_distill.data.sources import located as of_task
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
 )
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError, collecting, located
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
@@ -57,16 +58,14 @@ class Data:
         self.source, self._sources = sources[task_name], sources
         self._read: dict[str, datasets.Dataset] = {}
 
-    def mistakes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
+    def mistakes(self, teachers: dict[str, PreTrainedConfig]) -> list[Mistake]:
         """teachers: configurations of those that can be read, by name."""
         found = list(self._splits())
-        try:
-            with located(self.task):
-                labels = self.source.labels
-        except UserError as error:
-            return [*found, str(error)]  # the rest is about labels
-        if not self._read:
-            return found  # so they may be others
+        labels: list[str] | None = None
+        with collecting(found), of_task(self.task):
+            labels = self.source.labels
+        if labels is None or not self._read:
+            return found  # the rest is about labels, which may be others
         found += self._named_labels(labels)
         found += self._focus(labels)
         found += class_mistakes(self.recipe, self.task_name, labels)
@@ -120,8 +119,8 @@ class Data:
         ready = {name: teachers[name] for name in untrained if name in self.recipe.encoders}
         return label_notes(self.recipe, self.task_name, self.source.labels, ready)
 
-    def _splits(self) -> Iterator[str]:
-        """Splits that are not there or cannot be read; a mistake in several is reported once."""
+    def _splits(self) -> Iterator[Mistake]:
+        """Splits that are not there or cannot be read."""
         needs: dict[str, bool] = {}  # split -> whether it needs labels
         missing: set[str] = set()
         path, there = self.task.data.path, ", ".join(self.source.splits)
@@ -134,51 +133,46 @@ class Data:
                     key = f"{self.task.location}.data"
                     several = "splits" in type(phase).model_fields
                     choice = "splits=[NAME]" if several else "split=NAME"
-                    yield (
-                        f"phases.{name}: there is no split {split!r} in {path}; it has {there}. "
-                        f"Choose one with phases.{name}.{choice}, or "
-                        + (
-                            f"give a folder with a file for each split, {key}.path=FOLDER."
-                            if Path(path).expanduser().is_file()
-                            else f"say where it is with {key}.splits.{split}=NAME."
-                        )
+                    other = f"say where it is with {key}.splits.{split}=NAME"
+                    if Path(path).expanduser().is_file():
+                        other = f"give a folder with a file for each split, {key}.path=FOLDER"
+                    yield Mistake(
+                        f"phases.{name}",
+                        f"there is no split {split!r} in {path}; it has {there}. Choose one with "
+                        f"phases.{name}.{choice}, or {other}.",
                     )
             if isinstance(phase, Training) and phase.keep == "best":
                 if "validation" in self.source.splits:
                     needs["validation"] = True
                 elif "validation" not in missing:
                     missing.add("validation")
-                    yield (
-                        f"phases.{name}: keep=best needs a validation split, and {path} has "
-                        f"{there}. Add one, or set training.keep=last."
+                    yield Mistake(
+                        f"phases.{name}",
+                        f"keep=best needs a validation split, and {path} has "
+                        f"{there}. Add one, or set training.keep=last.",
                     )
             if PHASES[phase.kind].makes == "student" and "validation" in self.source.splits:
                 needs.setdefault("validation", False)  # scores the teachers
-        mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
-            try:
+            found: list[Mistake] = []
+            with collecting(found):
                 self._read[split] = self.source.read(split, need and self.task.predicts != "token")
-            except UserError as error:
-                location, _, what = str(error).partition(": ")
-                mistakes.setdefault(what.split(". ")[0], []).append((location, what))
-        for found in mistakes.values():
-            (first, what), *_ = found
-            more = [location for location in dict(found) if location != first]
-            yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
+            yield from found
 
-    def _named_labels(self, labels: list[str]) -> Iterator[str]:
+    def _named_labels(self, labels: list[str]) -> Iterator[Mistake]:
         if not labels:
             return
         for name, phase in self.recipe.named_phases(self.task_name):
             for key, named in phase.labels_named().items():
                 for label in named:
                     if label not in labels:
-                        yield (
-                            f"phases.{name}.{key}: there is no label {label!r}; the task has "
-                            f"{', '.join(labels)}. Name classes of the task."
+                        yield Mistake(
+                            f"phases.{name}.{key}",
+                            f"there is no label {label!r}; the task has "
+                            f"{', '.join(labels)}. Name classes of the task.",
                         )
 
-    def _focus(self, labels: list[str]) -> Iterator[str]:
+    def _focus(self, labels: list[str]) -> Iterator[Mistake]:
         """Classes to focus on of which the split has no example."""
         for name, phase in self.recipe.named_phases(self.task_name):
             if not isinstance(phase, FineTune) or phase.focus is None:
@@ -186,25 +180,27 @@ class Data:
             counts = self._class_counts.get(phase.split, np.ones(len(labels)))
             for label in phase.focus.classes:
                 if label in labels and counts[labels.index(label)] == 0:
-                    yield (
-                        f"phases.{name}.focus.classes: split {phase.split!r} has no example of "
-                        f"{label!r}. Name classes that it has, or take focus out."
+                    yield Mistake(
+                        f"phases.{name}.focus.classes",
+                        f"split {phase.split!r} has no example of "
+                        f"{label!r}. Name classes that it has, or take focus out.",
                     )
 
-    def _pairs(self) -> Iterator[str]:
+    def _pairs(self) -> Iterator[Mistake]:
         """Pairs of texts, where long texts are to be split."""
         for split, data in self._read.items():
             split_up = self.task.predicts == "token" and not self.task.cuts
             if split_up and "text_b" in data.column_names:
                 at = self.task.location
-                yield (
-                    f"{at}.long=split: the examples of split {split!r} are pairs of texts, and "
+                yield Mistake(
+                    f"{at}.long=split",
+                    f"the examples of split {split!r} are pairs of texts, and "
                     f"only single texts can be split. Set {at}.long=cut, or choose one column with "
-                    f"{at}.data.columns.text=NAME."
+                    f"{at}.data.columns.text=NAME.",
                 )
                 return
 
-    def _parts(self) -> Iterator[str]:
+    def _parts(self) -> Iterator[Mistake]:
         """Too little for what fits, or nothing left for what chooses; a metric without a value on
         one of these parts."""
         recipe, fitted, parts = self.recipe, {}, []
@@ -222,12 +218,12 @@ class Data:
                 chooses = choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
                 parts.append((CHOOSING_SPLIT, "chooses", trains[0], data.select(chooses)))
         except UserError as error:
-            yield str(error)
+            yield from error.mistakes
             return
         for split, does, phase, data in parts:
             yield from self._no_value(f"the part of split {split!r} that {does}", phase, data)
 
-    def _no_value(self, where: str, phase: str, part: datasets.Dataset) -> Iterator[str]:
+    def _no_value(self, where: str, phase: str, part: datasets.Dataset) -> Iterator[Mistake]:
         """See `no_value`."""
         labels = self.source.labels
         if (counts := class_counts(part, labels)) is not None:
@@ -236,37 +232,33 @@ class Data:
 
     def _ready_teachers(
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
-    ) -> Iterator[str]:
+    ) -> Iterator[Mistake]:
         """Teachers that run without training must have a head of the task already."""
-        recipe = self.recipe
-        mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
+        recipe, found = self.recipe, list[Mistake]()
         maps: dict[str, LabelMap | None] = {}
         for name, first in untrained_teachers(recipe, self.task_name).items():
             if name not in configs:
                 continue
             reference = resolve_model(recipe.encoders[name], recipe.models_folder)
-            try:
+            used = located(f"used by phase {first!r} without training")
+            with collecting(found, f"teachers.{name}"), used:
                 check_head(reference, configs[name], TASKS[self.task.type])
                 if labels:
                     given = recipe.teachers[name].labels
                     maps[name] = label_map(reference, configs[name], self.task, labels, given)
-            except UserError as error:
-                what = f"used by phase {first!r} without training: {error}"
-                mistakes.setdefault(what, []).append(f"teachers.{name}")
         for teacher, (head, first) in teachers_of_other_tags(recipe, self.task_name).items():
             maps[teacher] = tag_map(self._sources[head].labels, labels)
-            found = maps[teacher]
-            if found is not None and not any(labels[number] != OUTSIDE for number in found.known):
+            tags = maps[teacher]
+            if tags is not None and not any(labels[number] != OUTSIDE for number in tags.known):
                 what = (
                     f"trained on task {head!r}, and has none of the tags of task "
                     f"{self.task_name!r}, on which phase {first!r} runs it. Name the tags of one "
                     f"entity type alike: one has {', '.join(self._sources[head].labels)}, the "
                     f"other {', '.join(labels)}."
                 )
-                mistakes.setdefault(what, []).append(f"teachers.{teacher}")
-        for what, names in mistakes.items():
-            yield f"{', '.join(names)}: {what}"
-        if not mistakes:
+                found.append(Mistake(f"teachers.{teacher}", what))
+        yield from found
+        if not found:
             lacking = self._predictions.lacking
             yield from partial_mistakes(recipe, self.task_name, labels, maps, lacking)
 

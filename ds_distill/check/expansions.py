@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.data.word_pieces import rules_of_word_pieces
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, collecting
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.lineage import Model, Step, steps
@@ -22,7 +22,7 @@ def expanded_mistakes(
     recipe: Recipe,
     configs: Mapping[str, PreTrainedConfig],
     vocabularies: Mapping[str, tuple[PreTrainedTokenizerBase, int]],
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """Vocabularies that cannot grow, and what cannot be done with a model of which one has, where
     models are compared token by token.
 
@@ -54,28 +54,32 @@ def expansion_mistakes(
     tokenizer: PreTrainedTokenizerBase,
     rows: int,
     size: int,
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """A student whose vocabulary cannot grow to `size`, from `rows` of its embeddings."""
     if config.model_type not in EXPANDED:
-        yield (
-            f"{location}: the vocabulary of a model of type {config.model_type} cannot be expanded "
-            f"here. Choose a student of one of these types: {', '.join(EXPANDED)}."
+        yield Mistake(
+            location,
+            f"the vocabulary of a model of type {config.model_type} cannot be expanded "
+            f"here. Choose a student of one of these types: {', '.join(EXPANDED)}.",
         )
-    try:
+    found: list[Mistake] = []
+    with collecting(found, location):
         rules_of_word_pieces(tokenizer)
-    except UserError as error:
-        yield f"{location}: {error}"
+    yield from found
     if not config.tie_word_embeddings:
-        yield (
-            f"{location}: the student's input and output embeddings are not tied, and new rows of "
+        yield Mistake(
+            location,
+            "the student's input and output embeddings are not tied, and new rows of "
             "its input would learn nothing: new words are always masked, so that they are never "
-            "read. Choose a student with tie_word_embeddings."
+            "read. Choose a student with tie_word_embeddings.",
         )
     if size <= rows:
-        yield f"{location}.size={size}: the student has {rows} tokens already. Set more than that."
+        yield Mistake(
+            f"{location}.size={size}", f"the student has {rows} tokens already. Set more than that."
+        )
 
 
-def _of_teachers(step: Step) -> Iterator[str]:
+def _of_teachers(step: Step) -> Iterator[Mistake]:
     """Of a phase that distils: teachers of tokens that its start lacks, and what of the start's
     cannot be learnt from those that it has."""
     phase, location = step.phase, f"phases.{step.name}"
@@ -84,38 +88,42 @@ def _of_teachers(step: Step) -> Iterator[str]:
     names = ", ".join(step.teachers)
     more = [one for one in teachers if not _begins_with(start, one)]
     if more:
-        yield (
-            f"{location}: teacher {more[0].name!r} predicts tokens that {_by(step, more[0])} has "
+        yield Mistake(
+            location,
+            f"teacher {more[0].name!r} predicts tokens that {_by(step, more[0])} has "
             f"added, and {start.name} does not have them. Start from a model of that expansion "
-            "(start: NAME), or follow other teachers."
+            "(start: NAME), or follow other teachers.",
         )
         return
     if not start.expanded:
         return
     if phase.cached_split is not None:
-        yield (
-            f"{location}.teachers=cached: what a cache holds is of the teachers' own tokens, and "
+        yield Mistake(
+            f"{location}.teachers=cached",
+            "what a cache holds is of the teachers' own tokens, and "
             f"those of {start.name} are others since its vocabulary was expanded. Set "
-            "teachers=live."
+            "teachers=live.",
         )
     if len(teachers) > 1:
-        yield (
-            f"{location}: {start.name}, whose vocabulary was expanded, learns from one teacher, "
-            f"and here are {names}. Name one with follow."
+        yield Mistake(
+            location,
+            f"{start.name}, whose vocabulary was expanded, learns from one teacher, "
+            f"and here are {names}. Name one with follow.",
         )
     if all(one.expanded == start.expanded for one in teachers):
         return
     for key, entry, settings in phase.parts():
         needs = entry.needs_of(settings)
         if needs.labels and (needs.teachers or isinstance(entry, PolicyEntry)):
-            yield (
-                f"{location}.{key}: asks the teacher about each masked token, also about words "
+            yield Mistake(
+                f"{location}.{key}",
+                "asks the teacher about each masked token, also about words "
                 f"that {start.name} has since its vocabulary was expanded, and {names} does not "
-                f"know them. Take {entry.name} out."
+                f"know them. Take {entry.name} out.",
             )
 
 
-def _of_evaluated(step: Step) -> Iterator[str]:
+def _of_evaluated(step: Step) -> Iterator[Mistake]:
     """Models of vocabularies that were expanded apart: no tokens are the same for all."""
     recipe = step.recipe
     given = [step.model(name) for name in recipe.teachers if name not in step.found]
@@ -131,10 +139,11 @@ def _of_evaluated(step: Step) -> Iterator[str]:
     apart = next((one for one in models if not _begins_with(largest, one)), None)
     if apart is not None:
         first, second = sorted((largest, apart), key=models.index)
-        yield (
-            f"phases.{step.name}: models are compared on the same tokens, and those of "
+        yield Mistake(
+            f"phases.{step.name}",
+            "models are compared on the same tokens, and those of "
             f"{first.name}, {second.name} were added apart from each other, by {_by(step, first)} "
-            f"and {_by(step, second)}. Expand once, and let all students start from that."
+            f"and {_by(step, second)}. Expand once, and let all students start from that.",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from transformers import PreTrainedConfig
 
+from ds_distill.errors import Mistake
 from ds_distill.models.labels import LabelMap, are_generic, class_names, label_map
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import PolicyEntry
@@ -15,22 +16,23 @@ from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.recipe.yaml_tree import one_line
 
 
-def label_mistakes(recipe: Recipe) -> Iterator[str]:
+def label_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """`teachers.NAME.labels` where they would have no effect."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
     tasks = recipe.tasks_by_name.values()
     if all(task.given_labels == [] for task in tasks):
         without = " and ".join(f"{task.location}.type={task.type}" for task in tasks)
         for name in given:
-            yield f"teachers.{name}.labels: {without} has no labels. Take the key out."
+            yield Mistake(f"teachers.{name}.labels", f"{without} has no labels. Take the key out.")
         return
     for phase_name, phase in recipe.named_phases():
         for name in phase.starts:
             if name in given:
-                yield (
-                    f"teachers.{name}.labels: phase {phase_name!r} trains that model on the "
+                yield Mistake(
+                    f"teachers.{name}.labels",
+                    f"phase {phase_name!r} trains that model on the "
                     "task's own labels, and `labels` is for teachers that run as they are. "
-                    "Take `labels` out, or name the checkpoint a second time, as another teacher."
+                    "Take `labels` out, or name the checkpoint a second time, as another teacher.",
                 )
 
 
@@ -40,7 +42,7 @@ def partial_mistakes(
     labels: list[str],
     maps: Mapping[str, LabelMap | None],
     lacking: Callable[[PhaseSettings], Collection[str]],
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """Labels that no teacher knows, and policies that do not take teachers of some of the labels.
 
     maps: of the teachers that run on the task as they are, without mistakes. lacking: gives the
@@ -51,44 +53,48 @@ def partial_mistakes(
         by_any = set().union(*known.values())
         unknown = [label for number, label in enumerate(labels) if number not in by_any]
         if unknown:
-            yield (
-                f"{recipe.tasks_by_name[task].location}.labels: no teacher knows "
+            yield Mistake(
+                f"{recipe.tasks_by_name[task].location}.labels",
+                "no teacher knows "
                 f"{', '.join(unknown)}. Add a teacher that does, map a class to it in "
-                "teachers.NAME.labels, or take it out of the task's labels."
+                "teachers.NAME.labels, or take it out of the task's labels.",
             )
     if not known:
         return
     for name, phase in recipe.named_phases(task):
         for key, entry, settings in phase.parts():
             if isinstance(entry, PolicyEntry) and not entry.allows_partial(settings):
-                yield (
-                    f"phases.{name}.{key}: {entry.name} takes teachers that know all labels, and "
+                yield Mistake(
+                    f"phases.{name}.{key}",
+                    f"{entry.name} takes teachers that know all labels, and "
                     f"{', '.join(known)} know(s) some of them: what is likely among those says "
-                    f"nothing of the others. Choose {' or '.join(that_take_partial())}."
+                    f"nothing of the others. Choose {' or '.join(that_take_partial())}.",
                 )
             elif isinstance(entry, PolicyEntry) and entry.takes_partial == "target":
                 silent = lacking(phase)
                 without = [teacher for teacher in recipe.teachers if teacher not in silent]
                 by_any = set().union(*(known.get(one, range(len(labels))) for one in without))
                 if without and len(by_any) < len(labels):
-                    yield (
-                        f"phases.{name}.{key}: {entry.name} reads all teachers, and of some "
+                    yield Mistake(
+                        f"phases.{name}.{key}",
+                        f"{entry.name} reads all teachers, and of some "
                         f"examples {', '.join(silent)} says nothing, where the others "
                         f"({', '.join(without)}) do not know all labels. Complete the file, or mix "
-                        "losses: routing={policy: average, mix: losses}."
+                        "losses: routing={policy: average, mix: losses}.",
                     )
 
 
-def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[str]:
+def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[Mistake]:
     """Policies that are not fitted on so many classes."""
     reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
     for name, phase in recipe.named_phases(task):
         for key, entry, _ in phase.parts():
             if isinstance(entry, PolicyEntry) and entry.name in reasons:
-                yield (
-                    f"phases.{name}.{key}: {entry.name} cannot be taken here: "
+                yield Mistake(
+                    f"phases.{name}.{key}",
+                    f"{entry.name} cannot be taken here: "
                     f"{reasons[entry.name]}. Choose another policy, or `chosen`, the best of "
-                    "those that can."
+                    "those that can.",
                 )
 
 

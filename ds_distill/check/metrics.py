@@ -11,6 +11,7 @@ import numpy as np
 from ds_distill.data.columns import as_numpy
 from ds_distill.data.sources import has_labels
 from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.errors import Mistake
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.phases import PHASES
@@ -24,7 +25,7 @@ def metric_mistakes(
     labels: list[str],
     splits: Mapping[str, datasets.Dataset],
     class_counts: Mapping[str, np.ndarray],
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """A metric that names labels which the task has not, or has no label to be about; and one
     without a value on a split that chooses or judges, which a run would find after its trainings.
 
@@ -32,7 +33,8 @@ def metric_mistakes(
     """
     task = recipe.tasks_by_name[task_name]
     mistakes = list(metric_of(task)(task.metric, labels).label_mistakes())
-    yield from (f"{task.location}.metric{mistake}" for mistake in mistakes)
+    at = f"{task.location}.metric"
+    yield from (Mistake(f"{at}.{key}" if key else at, what) for key, what in mistakes)
     if mistakes:
         return
     for split, phase in _judging(recipe, task_name).items():
@@ -54,7 +56,7 @@ def no_value(
     phase: str,
     where: str,
     remedy: str,
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """The first metric that a phase reports which has no value on some examples.
 
     data: the examples. counts: how many of them, or of their words, have each label. where: which
@@ -67,9 +69,10 @@ def no_value(
         if (why := metric.no_value(counts, examples)) is None:
             continue
         other = f", or another metric with {task.location}.metric=NAME"
-        yield (
-            f"phases.{phase}: metric {metric.name} has no value on {where}: {why}. Add examples "
-            f"to {remedy}{'' if over in metric.reported else other}."
+        yield Mistake(
+            f"phases.{phase}",
+            f"metric {metric.name} has no value on {where}: {why}. Add examples "
+            f"to {remedy}{'' if over in metric.reported else other}.",
         )
         return  # of others the reason is the same
 

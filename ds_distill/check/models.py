@@ -12,7 +12,7 @@ from ds_distill.check.expansions import expanded_mistakes
 from ds_distill.data.pretrained import Unreachable
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.data.word_pieces import rules_of_word_pieces
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError, collecting
 from ds_distill.models.attention import WIDEST_HEAD, unseen_attention
 from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
@@ -44,34 +44,33 @@ class Models:
         self._on_gpu = on_gpu
         self._vocabularies: dict[str, tuple[PreTrainedTokenizerBase, int]] = {}
 
-    def mistakes(self) -> list[str]:
-        """One for each rule and model; of several models with the same mistake, one for all."""
+    def mistakes(self) -> list[Mistake]:
+        """One for each rule and model."""
         given: dict[str, Teacher | Student] = {
             **{f"teachers.{name}": self.recipe.teachers[name] for name in self.recipe.encoders},
             "student": self.recipe.student,
         }
-        locations: dict[str, list[str]] = {}  # what is wrong -> where
-        unreachable: dict[str, dict[str, str]] = {}  # the reason -> where -> model
+        found: list[Mistake] = []
         for location, model in given.items():
             try:
-                for mistake in self._of_model(location, model):
-                    locations.setdefault(mistake, []).append(location)
+                found += self._of_model(location, model)
             except Unreachable as error:
-                unreachable.setdefault(error.reason, {})[location] = error.reference
-            except UserError as error:
-                locations.setdefault(str(error), []).append(location)
-        for reason, of in unreachable.items():
-            locations[Unreachable.of(list(dict.fromkeys(of.values())), reason)] = list(of)
-        found = [f"{', '.join(where)}: {mistake}" for mistake, where in locations.items()]
+                at = f"{location}.model={error.reference}"
+                found += [Mistake(at, what) for _, what in error.mistakes]
         found += self._too_long()
         if self.recipe.padding == "never":
             found += self._padded()
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, compares)
-        found += [*_reported(self._shape), *self._layer_maps()]
-        found += [*self._cached_layers(), *self._attention(), *self._hidden_words()]
-        return [*found, *_reported(self._expanded), *self._shared_heads()]
+        if (student := self.configs.get("student")) is not None:
+            with collecting(found):  # in place of that of its `model`
+                self.configs["student"] = student_of(student, self.recipe.student)
+        found += [*self._layer_maps(), *self._cached_layers(), *self._attention()]
+        found += self._hidden_words()
+        with collecting(found):
+            found += expanded_mistakes(self.recipe, self.configs, self._vocabularies)
+        return [*found, *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -82,38 +81,37 @@ class Models:
         found = self._vocabularies.get("student")
         return found and found[0]
 
-    def _of_model(self, location: str, model: Teacher | Student) -> Iterator[str]:
+    def _of_model(self, location: str, model: Teacher | Student) -> list[Mistake]:
+        """Raises Unreachable."""
         assert model.model is not None
-        reference = resolve_model(model.model, self.recipe.models_folder)
-        config = load_config(reference, model.revision)
-        check_encoder(reference, config)
+        found: list[Mistake] = []
+        try:
+            reference = resolve_model(model.model, self.recipe.models_folder)
+            config = load_config(reference, model.revision)
+            check_encoder(reference, config)
+        except Unreachable:
+            raise
+        except UserError as error:
+            return [Mistake(location, str(one)) for one in error.mistakes]
         self.configs[location] = config
-
-        of_words = any(task.predicts == "tag" for task in self.recipe.tasks_by_name.values())
-
-        def vocabulary() -> Iterator[str]:
+        with collecting(found, location):
+            of_words = any(task.predicts == "tag" for task in self.recipe.tasks_by_name.values())
             tokenizer = load_tokenizer(reference, model.revision, of_words=of_words)
             check_vocabulary(reference, config, tokenizer)
             for checks in self._checks():
                 checks(reference, config, tokenizer)
             self._vocabularies[location] = tokenizer, config.vocab_size
-            yield from ()
-
-        def weights() -> Iterator[str]:
-            random = isinstance(model, Student) and model.is_random
-            if Path(reference).is_dir() and not random:
+        if Path(reference).is_dir() and not (isinstance(model, Student) and model.is_random):
+            with collecting(found, location):
                 check_weights(reference, config)
-            yield from ()
-
-        yield from _reported(vocabulary)
-        yield from _reported(weights)
+        return found
 
     def _checks(self) -> list[Callable[..., None]]:
         """What the tasks' kinds check of each model."""
         kinds = {task.type: TASKS[task.type] for task in self.recipe.tasks_by_name.values()}
         return [imported(kind.checks_model) for kind in kinds.values() if kind.checks_model]
 
-    def _too_long(self) -> Iterator[str]:
+    def _too_long(self) -> Iterator[Mistake]:
         limits = {location: usable_length(config) for location, config in self.configs.items()}
         for task in self.recipe.tasks_by_name.values():
             wanted, at = task.max_length, f"{task.location}.max_length"
@@ -121,27 +119,22 @@ class Models:
             if short:
                 limit = min(short.values())
                 [location, *_] = (location for location, n in short.items() if n == limit)
-                yield (
-                    f"{at}={wanted}: {location} takes at most {limit} tokens. Set {at}={limit} or "
-                    "less."
+                yield Mistake(
+                    f"{at}={wanted}",
+                    f"{location} takes at most {limit} tokens. Set {at}={limit} or less.",
                 )
 
-    def _padded(self) -> Iterator[str]:
+    def _padded(self) -> Iterator[Mistake]:
         for location, config in self.configs.items():
             fix = "Leave padding out: each model then runs as it can."
             if imported("ds_distill.models.packing:takes_packed")(config):
                 if not (self._on_gpu and lacks_flashdeberta(config)):
                     continue
                 fix = "Install flashdeberta (pip install flashdeberta), or leave padding out."
-            yield (
-                f"padding=never: {location} ({config.model_type}) cannot run without padding. {fix}"
+            yield Mistake(
+                "padding=never",
+                f"{location} ({config.model_type}) cannot run without padding. {fix}",
             )
-
-    def _shape(self) -> Iterator[str]:
-        """Takes the student's configuration in place of that of its `model`."""
-        if (given := self.configs.get("student")) is not None:
-            self.configs["student"] = student_of(given, self.recipe.student)
-        yield from ()
 
     def _taught(
         self,
@@ -160,7 +153,7 @@ class Models:
                 for student in own if other is not None else ():
                     yield step.name, step.phase, configs[student], at, other
 
-    def _layer_maps(self) -> Iterator[str]:
+    def _layer_maps(self) -> Iterator[Mistake]:
         """Terms that compare layers which the models do not have, or states of unlike widths."""
         for name, phase, own, teacher, config in self._taught():
             for key, _, settings in phase.parts():
@@ -170,16 +163,17 @@ class Models:
                     settings.pairs(own.num_hidden_layers, config.num_hidden_layers)
                 except ValueError as error:
                     at = f"phases.{name}.{key}.layers={settings.layers}"
-                    yield f"{at}: with {teacher}, {error}."
+                    yield Mistake(at, f"with {teacher}, {error}.")
                 widths = own.hidden_size, config.hidden_size
                 if isinstance(settings, HiddenMSELoss) and not settings.map and len({*widths}) > 1:
-                    yield (
-                        f"phases.{name}.{key}.map=false: compares states as they are, and the "
+                    yield Mistake(
+                        f"phases.{name}.{key}.map=false",
+                        "compares states as they are, and the "
                         f"student's states are {widths[0]} wide and those of {teacher} "
-                        f"{widths[1]}. Take the key out: a trained map then brings them together."
+                        f"{widths[1]}. Take the key out: a trained map then brings them together.",
                     )
 
-    def _cached_layers(self) -> Iterator[str]:
+    def _cached_layers(self) -> Iterator[Mistake]:
         """Layers to cache that a teacher does not have."""
         configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
         for step in steps(self.recipe):
@@ -191,14 +185,15 @@ class Models:
                 depth = config.num_hidden_layers
                 beyond = [layer for layer in hidden if not -depth - 1 <= layer <= depth]
                 if beyond:
-                    yield (
-                        f"phases.{step.name}.hidden={hidden}: {teacher} has {depth} layers, and "
+                    yield Mistake(
+                        f"phases.{step.name}.hidden={hidden}",
+                        f"{teacher} has {depth} layers, and "
                         f"none is {beyond[0]}. Name layers from 1 to {depth}, 0 for the embeddings "
-                        "or -1 for the last."
+                        "or -1 for the last.",
                     )
                     break
 
-    def _attention(self) -> Iterator[str]:
+    def _attention(self) -> Iterator[Mistake]:
         """Terms on attention that the models' own cannot be compared by."""
         for name, phase, own, teacher, config in self._taught():
             for key, entry, settings in phase.parts():
@@ -206,19 +201,16 @@ class Models:
                     heads = settings.heads if isinstance(settings, RelationKLLoss) else None
                     for mistake in _unlike_attention({teacher: config, "student": own}, heads):
                         fix = f"Take {entry.name} out, or choose other models."
-                        yield f"phases.{name}.{key}: {mistake} {fix}"
+                        yield Mistake(f"phases.{name}.{key}", f"{mistake} {fix}")
 
-    def _hidden_words(self) -> Iterator[str]:
+    def _hidden_words(self) -> Iterator[Mistake]:
         """Tokenizers whose pieces do not say where a word begins."""
         for task in self.recipe.tasks_by_name.values():
             if task.metric.name == WordLoss.name:
                 at = f"{task.location}.metric=word_loss"
                 yield from hidden_word_mistakes(at, self._vocabularies)
 
-    def _expanded(self) -> Iterator[str]:
-        return expanded_mistakes(self.recipe, self.configs, self._vocabularies)
-
-    def _shared_heads(self) -> Iterator[str]:
+    def _shared_heads(self) -> Iterator[Mistake]:
         """Models that are trained through one head, and cannot be."""
         recipe, known = self.recipe, self.teachers()
         for name, phase in recipe.named_phases():
@@ -246,20 +238,22 @@ def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) 
         yield f"heads are compared one to one, and {listed}."
 
 
-def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[str]:
+def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[Mistake]:
     """Why models cannot be trained through one head. configs: by location."""
     unknown = {n: c.model_type for n, c in configs.items() if c.model_type not in CLASSIFIER_HEADS}
     for location, kind in unknown.items():
-        yield (
-            f"{setting}: where {location} ({kind}) has the layers of its head is not known here. "
-            f"Take a model of one of these types: {', '.join(CLASSIFIER_HEADS)}."
+        yield Mistake(
+            setting,
+            f"where {location} ({kind}) has the layers of its head is not known here. "
+            f"Take a model of one of these types: {', '.join(CLASSIFIER_HEADS)}.",
         )
     widths = {n: getattr(c, "pooler_hidden_size", c.hidden_size) for n, c in configs.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{location} {width}" for location, width in widths.items())
-        yield (
-            f"{setting}: one pooling layer fits states of one width, and these have several: "
-            f"{listed}. Choose teachers of one width, or fine-tune them without shared_head."
+        yield Mistake(
+            setting,
+            "one pooling layer fits states of one width, and these have several: "
+            f"{listed}. Choose teachers of one width, or fine-tune them without shared_head.",
         )
 
 
@@ -277,7 +271,7 @@ def _token_by_token(recipe: Recipe) -> str | None:
 
 def vocabulary_mistakes(
     models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """Models whose tokens are not the student's. Of a vocabulary that is padded to a multiple of 64
     the tokens count.
 
@@ -289,37 +283,31 @@ def vocabulary_mistakes(
     student, _ = models["student"]
     for location, (tokenizer, _) in models.items():
         if not same_tokens(student, tokenizer):
-            yield (
-                f"{location}.model: its tokenizer ({len(tokenizer)} tokens) splits or numbers text "
+            yield Mistake(
+                f"{location}.model",
+                f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text "
                 f"in another way than the student's ({len(student)}). With {compares} all models "
                 "must have the same vocabulary, because they are compared token by token. Choose "
                 "models of one family, e.g. all of BERT's; a student gets more tokens than its "
-                "teachers by an expand-vocabulary phase."
+                "teachers by an expand-vocabulary phase.",
             )
 
 
 def hidden_word_mistakes(
     at: str, models: Mapping[str, tuple[PreTrainedTokenizerBase, int]]
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """Models that have no WordPiece vocabulary; see `vocabulary_mistakes`."""
     for location, (tokenizer, _) in models.items():
         try:
             rules_of_word_pieces(tokenizer)
         except UserError:
-            yield (
-                f"{at}: hidden words are those of a WordPiece vocabulary, and {location} has "
-                "another. Set loss."
+            yield Mistake(
+                at,
+                f"hidden words are those of a WordPiece vocabulary, and {location} has "
+                "another. Set loss.",
             )
 
 
 def lacks_flashdeberta(config: PreTrainedConfig) -> bool:
     """Whether a GPU cannot run this model without padding, for want of a package."""
     return config.model_type == "deberta-v2" and find_spec("flashdeberta") is None
-
-
-def _reported(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """A rule's mistakes; what it raises is one of them."""
-    try:
-        yield from rule()
-    except UserError as error:
-        yield str(error)

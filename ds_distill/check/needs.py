@@ -3,10 +3,10 @@ entries declare; what else can be wrong with a part is its entry's own rule."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ds_distill.check.predictions import file_mistakes
+from ds_distill.errors import Mistake
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.context import Context
@@ -19,33 +19,23 @@ from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
 
 
-def phase_mistakes(recipe: Recipe, leave_out: Collection[int] = ()) -> Iterator[str]:
-    """What is wrong with each phase, without what only follows from another mistake.
-
-    leave_out: numbers of phases that are not looked at.
-    """
+def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    """What is wrong with each phase, without what only follows from another mistake."""
     for step in steps(recipe):
-        if step.number not in leave_out:
-            yield from _mistakes_of(step.phase, Context(step, f"phases.{step.name}"))
+        yield from _mistakes_of(step.phase, Context(step, f"phases.{step.name}"))
 
 
-def with_location(recipe: Recipe, mistake: str) -> str:
-    """A mistake with file and line, where they are known."""
-    location = recipe.location_of(key_of(mistake))
-    return mistake if location is None else f"{location}  {mistake}"
+def _typed(found: Iterable[Mistake | str]) -> Iterator[Mistake]:
+    """Of rules that still say `KEY: WHAT` in one."""
+    for one in found:
+        yield Mistake(*one.split(": ", 1)) if isinstance(one, str) else one
 
 
-def key_of(mistake: str) -> str:
-    """The key that a mistake begins with, as overrides have it: `phases.distil.start: ...` or
-    `deepspeed=zero9: ...`."""
-    return re.split("[:=,]? |[:=,]", mistake, maxsplit=1)[0]
-
-
-def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[str]:
+def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[Mistake]:
     yield from _list_mistakes(phase, here.location)
     entry = PHASES[phase.kind]
     if entry.mistakes is not None:
-        yield from entry.mistakes(phase, here)
+        yield from _typed(entry.mistakes(phase, here))
     unmet = list(_unmet(entry, phase, here, "Take the phase out."))
     yield from unmet
     if not unmet:
@@ -54,7 +44,7 @@ def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[str]:
     yield from _other_heads(phase, here)
 
 
-def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
+def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
     """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
     words they may know some of the tags, which their labels tell."""
     if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
@@ -62,26 +52,27 @@ def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
     for teacher in context.teachers:
         head = context.step.model(teacher).head or context.task_name
         if not context.recipe.takes_head(context.task_name, head):
-            yield (
-                f"{context.location}: runs teacher {teacher!r} on task {context.task_name!r}, and "
+            yield Mistake(
+                context.location,
+                f"runs teacher {teacher!r} on task {context.task_name!r}, and "
                 f"a phase before has trained it on task {head!r}, whose head it has now. Train it "
                 f"on {context.task_name!r} last, or give the trained model another name with "
-                "save_as."
+                "save_as.",
             )
 
 
-def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[str]:
+def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[Mistake]:
     for key, items in phase.lists().items():
         if not items:
-            yield f"{location}.{key}=[]: the list is empty. Name at least one."
+            yield Mistake(f"{location}.{key}=[]", "the list is empty. Name at least one.")
         for item in dict.fromkeys(items):
             if items.count(item) > 1:
-                yield f"{location}.{key}: {item!r} stands twice. Keep it once."
+                yield Mistake(f"{location}.{key}", f"{item!r} stands twice. Keep it once.")
 
 
 def _unmet(
     entry: ConfiguredEntry, settings: Section, context: Context, remedy: str
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
@@ -92,79 +83,87 @@ def _unmet(
         whose = "the recipe has"
     if (why := context.task.lacks(needs)) is not None:
         task = context.task
-        yield (
-            f"{location}: {entry.name} {why[0]}, and {task.location}.type={task.type} {why[1]}. "
-            f"{remedy}"
+        yield Mistake(
+            location,
+            f"{entry.name} {why[0]}, and {task.location}.type={task.type} {why[1]}. {remedy}",
         )
     elif count == 0 < needs.teachers:
-        yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
+        yield Mistake(location, "the recipe has no teachers. Add teachers: {NAME: ...}.")
     elif count < needs.teachers:
-        yield (
-            f"{location}: {entry.name} needs at least {needs.teachers} teachers, and {whose} "
-            f"{count}. Add one to teachers, or take it out."
+        yield Mistake(
+            location,
+            f"{entry.name} needs at least {needs.teachers} teachers, and {whose} "
+            f"{count}. Add one to teachers, or take it out.",
         )
     elif needs.at_most is not None and count > needs.at_most:
-        yield (
-            f"{location}: {entry.name} takes at most {needs.at_most} teacher(s), and {whose} "
-            f"{count}. Take one out, or {entry.name}."
+        yield Mistake(
+            location,
+            f"{entry.name} takes at most {needs.at_most} teacher(s), and {whose} "
+            f"{count}. Take one out, or {entry.name}.",
         )
     elif needs.expertise and whose == "the phase follows":
-        yield (
-            f"{location}: {entry.name} needs what an expertise phase learns of the recipe's "
+        yield Mistake(
+            location,
+            f"{entry.name} needs what an expertise phase learns of the recipe's "
             f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
-            f"{entry.name}."
+            f"{entry.name}.",
         )
     elif needs.expertise and context.step.expertise is None:
-        yield (
-            f"{location}: {entry.name} needs what an expertise phase learns of the teachers as "
+        yield Mistake(
+            location,
+            f"{entry.name} needs what an expertise phase learns of the teachers as "
             "they are then. Add - expertise: {split: validation} before it (after the last "
-            "fine-tuning of a teacher)."
+            "fine-tuning of a teacher).",
         )
     elif needs.expertise and context.step.phase.followed is not None:
         fits = context.step.expertise
         if fits is not None and fits.phase.leaves_out_teachers:
-            yield (
-                f"{location}: {entry.name} is fitted on the teachers that phases.{fits.name} "
+            yield Mistake(
+                location,
+                f"{entry.name} is fitted on the teachers that phases.{fits.name} "
                 "leaves, and the phase follows those of the recipe, whoever was left out. Take "
-                f"follow out, or leave_out of phases.{fits.name}."
+                f"follow out, or leave_out of phases.{fits.name}.",
             )
 
 
-def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
+def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
         held = context.step.held(split)
         live = any(entry.needs_of(settings).live_teachers for _, entry, settings in phase.parts())
         if held is None and not context.step.may_be_cached and not live:
-            yield (
-                f"{context.location}: teachers=cached, and no cache phase before it holds the "
+            yield Mistake(
+                context.location,
+                "teachers=cached, and no cache phase before it holds the "
                 f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "
                 f"{{splits: {split}}} before it (after the last fine-tuning of a teacher), or set "
-                "teachers=live."
+                "teachers=live.",
             )
     mixed, of_tokens = len(context.teachers) > 1, []
     for key, entry, settings in phase.parts():
         here = context.at(f"{context.location}.{key}")
         needs = entry.needs_of(settings)
         if needs.teachers and not phase.runs_teachers:
-            yield (
-                f"{here.location}: {entry.name} needs teachers, and a {phase.kind} phase runs "
-                "none. Take it out, or use it in a distil phase."
+            yield Mistake(
+                here.location,
+                f"{entry.name} needs teachers, and a {phase.kind} phase runs "
+                "none. Take it out, or use it in a distil phase.",
             )
             continue
         unmet = list(_unmet(entry, settings, here, _remedy(entry, settings, phase, context.task)))
         yield from unmet
         if not unmet and split is not None:
             if needs.live_teachers:
-                yield (
-                    f"{here.location}: reads of the teachers what no cache holds. Set "
-                    f"{context.location}.teachers=live."
+                yield Mistake(
+                    here.location,
+                    "reads of the teachers what no cache holds. Set "
+                    f"{context.location}.teachers=live.",
                 )
             elif held is not None:
                 yield from _cache_mistakes(entry, settings, here, held, split, context.location)
         if entry.mistakes is not None and not unmet:
-            yield from entry.mistakes(settings, here)
+            yield from _typed(entry.mistakes(settings, here))
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
         if needs.every_token and not unmet:
             of_tokens.append(here.location)
@@ -204,32 +203,35 @@ def _cache_mistakes(
     held: Cache,
     split: str,
     phase: str,
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """What a part reads and the cache does not hold.
 
     held: the cache phase that holds the split. phase: the location of the phase that reads it.
     """
     location, needs = context.location, entry.needs_of(settings)
     if isinstance(settings, LayeredTerm) and settings.cached_layers() is None:
-        yield (
-            f"{location}.layers={settings.layers}: the teachers' depths tell which layers "
+        yield Mistake(
+            f"{location}.layers={settings.layers}",
+            "the teachers' depths tell which layers "
             "these are, and a cache has its layers by number. Name pairs, "
-            f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live."
+            f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live.",
         )
     missing = [layer for layer in needs.states if layer not in held.hidden]
     if missing:
-        yield (
-            f"{location}: needs the teachers' hidden states of layer(s) "
+        yield Mistake(
+            location,
+            "needs the teachers' hidden states of layer(s) "
             f"{', '.join(map(str, missing))}, and the cache of split {split!r} does not hold them. "
             f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
-            f"{phase}.teachers=live."
+            f"{phase}.teachers=live.",
         )
     if needs.fitted_states and context.step.fitted_states and -1 not in held.hidden:
         reads = "reads" if entry.implementation else "may choose the gate, which reads"
-        yield (
-            f"{location}: {entry.name} {reads} the teachers' last states, and the cache of split "
+        yield Mistake(
+            location,
+            f"{entry.name} {reads} the teachers' last states, and the cache of split "
             f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
-            "in the expertise phase for a gate of logits."
+            "in the expertise phase for a gate of logits.",
         )
     if context.task.predicts != "token":  # logits of classes, and numbers, are stored as they are
         return
@@ -238,14 +240,16 @@ def _cache_mistakes(
         return
     stored = f"the cache holds distributions with codec {codec.name!r}"
     if isinstance(settings, SoftenedTerm) and settings.temperature != held.codec.temperature:
-        yield (
-            f"{location}.temperature={settings.temperature}: {stored} at temperature "
-            f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same."
+        yield Mistake(
+            f"{location}.temperature={settings.temperature}",
+            f"{stored} at temperature "
+            f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same.",
         )
     if needs.logits:
-        yield (
-            f"{location}: needs the teacher's logits, and {stored}. Set codec: {{name: "
-            f"{_that_keep_logits()}}} in the cache phase, or teachers=live."
+        yield Mistake(
+            location,
+            f"needs the teacher's logits, and {stored}. Set codec: {{name: "
+            f"{_that_keep_logits()}}} in the cache phase, or teachers=live.",
         )
 
 

@@ -13,7 +13,7 @@ from ds_distill.data.columns import example_keys
 from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError
 from ds_distill.keys import among_keys
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.context import Context
@@ -26,15 +26,16 @@ SHOWN = 3
 """Examples without an entry that a message names."""
 
 
-def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
+def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
     """Phases that train such a teacher, read its states or attention, or have a task of which it
     can say nothing."""
     files = context.recipe.from_files
     for name in phase.starts:
         if name in files:
-            yield (
-                f"{context.location}: trains {name!r}, of which there is a file of predictions and "
-                "no model. Name a teacher with a model, or the student."
+            yield Mistake(
+                context.location,
+                f"trains {name!r}, of which there is a file of predictions and "
+                "no model. Name a teacher with a model, or the student.",
             )
     asked = [name for name in context.teachers if name in files] if phase.runs_teachers else []
     if not asked:
@@ -42,31 +43,37 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     whose = f"teacher {asked[0]!r} is a file of predictions"
     task = context.task
     if len(context.recipe.tasks_by_name) > 1:
-        yield f"teachers.{asked[0]}.predictions: a file is of one task, and the recipe has several."
+        yield Mistake(
+            f"teachers.{asked[0]}.predictions", "a file is of one task, and the recipe has several."
+        )
     if not has_files(task):
-        yield (
-            f"teachers.{asked[0]}.predictions: phase {context.step.name!r} is of "
+        yield Mistake(
+            f"teachers.{asked[0]}.predictions",
+            f"phase {context.step.name!r} is of "
             f"{task.location}.type={task.type}, and a file is read for texts or words with "
-            "labels, and for numbers. Give a model."
+            "labels, and for numbers. Give a model.",
         )
         return
     if isinstance(phase, Expertise) and phase.states:
-        yield (
-            f"{context.location}.states: lets the gate read the teachers' states, and {whose}, "
-            f"which has none. Set {context.location}.states=false."
+        yield Mistake(
+            f"{context.location}.states",
+            f"lets the gate read the teachers' states, and {whose}, "
+            f"which has none. Set {context.location}.states=false.",
         )
     if isinstance(phase, Cache) and phase.hidden:
-        yield (
-            f"{context.location}.hidden: keeps the teachers' states, and {whose}, which has none. "
-            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME]."
+        yield Mistake(
+            f"{context.location}.hidden",
+            f"keeps the teachers' states, and {whose}, which has none. "
+            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME].",
         )
     for key, entry, settings in phase.parts():
         needs = entry.needs_of(settings)
         if needs.states or needs.live_teachers:
-            yield (
-                f"{context.location}.{key}: reads the teachers' states or attention, and {whose}, "
+            yield Mistake(
+                f"{context.location}.{key}",
+                f"reads the teachers' states or attention, and {whose}, "
                 f"which has none. Take {entry.name} out, or leave the teacher out with "
-                f"{context.location}.follow=[NAME]."
+                f"{context.location}.follow=[NAME].",
             )
 
 
@@ -89,7 +96,7 @@ class Predictions:
         known = has_files(recipe.tasks_by_name[task])
         self._teachers = [teacher for teacher in asked if known and teacher in recipe.from_files]
 
-    def mistakes(self) -> Iterator[str]:
+    def mistakes(self) -> Iterator[Mistake]:
         """Files that cannot be read, and splits of which they lack examples that must be there.
         What is cached for a student may lack some, and what is evaluated too."""
         for teacher in self._teachers:
@@ -97,7 +104,10 @@ class Predictions:
             try:
                 file = self._file(teacher)
             except UserError as error:
-                yield str(error) if str(error).startswith(at) else f"{at}: {error}"
+                yield from (
+                    one if one.at.startswith(at) else Mistake(at, str(one))
+                    for one in error.mistakes
+                )
                 continue
             lacking = {split: keys for split in self._read if len(keys := self._lacks(split, file))}
             for step in self._steps:
@@ -107,9 +117,10 @@ class Predictions:
                     nothing = len(lacking.get(split, ())) == len(self._read.get(split, ()))
                     cached = isinstance(phase, Cache) and nothing
                     if split in lacking and (all_of or live or cached):
-                        yield (
-                            f"{at}: {self._lack(split, lacking.pop(split))}, and phase "
-                            f"{step.name!r} asks for them. {_REMEDY[live]}"
+                        yield Mistake(
+                            at,
+                            f"{self._lack(split, lacking.pop(split))}, and phase "
+                            f"{step.name!r} asks for them. {_REMEDY[live]}",
                         )
 
     def lacking(self, phase: PhaseSettings) -> list[str]:

@@ -7,7 +7,7 @@ another. Nothing here needs torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
@@ -15,14 +15,14 @@ from transformers import PreTrainedConfig
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
-from ds_distill.check.needs import phase_mistakes, with_location
+from ds_distill.check.needs import phase_mistakes
 from ds_distill.check.shared_caches import shared_cache_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.errors import UserError, refuse
+from ds_distill.errors import Mistake, UserError, collecting, refuse
 from ds_distill.models.student import config_of
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import shippable, students, trained_on
@@ -34,12 +34,12 @@ def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) ->
     """Phases, DeepSpeed config and the models' configurations, tokenizers and headers. Reads no
     data and no weights. Raises UserError with all that is wrong."""
     models = Models(recipe, on_gpu=on_gpu)
-    _refuse(recipe, [*_settings(recipe, num_ranks), *models.mistakes()])
+    refuse([*_settings(recipe, num_ranks), *models.mistakes()], recipe.location_of)
 
 
 def check_settings(recipe: Recipe) -> None:
     """What needs neither models nor data, for one rank. Raises UserError with all that is wrong."""
-    _refuse(recipe, _settings(recipe, 1))
+    refuse(_settings(recipe, 1), recipe.location_of)
 
 
 def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
@@ -49,19 +49,18 @@ def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
     sources: by task.
     """
     teachers = _configurations(recipe)
-    _refuse(recipe, (m for data in _data(recipe, sources) for m in data.mistakes(teachers)))
+    found = (one for data in _data(recipe, sources) for one in data.mistakes(teachers))
+    refuse(found, recipe.location_of)
 
 
 def open_sources(recipe: Recipe, progress: Progress | None = None) -> dict[str, Source]:
     """The source of each task's data, by task; see `open_source`. Raises UserError with all that is
     wrong."""
-    found, mistakes = {}, list[str]()
+    found, mistakes = {}, list[Mistake]()
     for name, task in recipe.tasks_by_name.items():
-        try:
+        with collecting(mistakes):
             found[name] = open_source(task, progress=progress, data_folder=recipe.data_folder)
-        except UserError as error:
-            mistakes += error.mistakes
-    _refuse(recipe, mistakes)
+    refuse(mistakes, recipe.location_of)
     return found
 
 
@@ -79,11 +78,12 @@ def check_all(
     found = [*_settings(recipe, 1), *models.mistakes()]
     try:
         sources = open_sources(recipe, progress)
-        of_tasks = _data(recipe, sources)
     except UserError as error:
-        refuse([*(with_location(recipe, mistake) for mistake in found), *error.mistakes])
+        refuse([*found, *error.mistakes], recipe.location_of)
+    of_tasks = _data(recipe, sources)
     teachers = models.teachers()
-    _refuse(recipe, [*found, *(m for data in of_tasks for m in data.mistakes(teachers))])
+    found += (one for data in of_tasks for one in data.mistakes(teachers))
+    refuse(found, recipe.location_of)
     if show is not None:
         for data in of_tasks:
             for line in data.class_lines():
@@ -147,13 +147,7 @@ def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
     return {name: config_of(recipe, name) for name in recipe.encoders}
 
 
-def _refuse(recipe: Recipe, mistakes: Iterable[str]) -> None:
-    """Raises UserError with all mistakes, each where its key stands. A message begins with its key,
-    as overrides have it: `phases.distil.start: ...` or `deepspeed=zero9: ...`."""
-    refuse(with_location(recipe, mistake) for mistake in mistakes)
-
-
-def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
+def _settings(recipe: Recipe, num_ranks: int) -> Iterator[Mistake]:
     yield from name_mistakes(recipe)
     yield from _ships_nobody(recipe)
     yield from phase_mistakes(recipe)
@@ -162,18 +156,18 @@ def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     yield from shared_cache_mistakes(recipe)
     for phase in recipe.phases:
         if isinstance(phase, Training):
-            try:
+            found: list[Mistake] = []
+            with collecting(found):
                 deepspeed_config(recipe.deepspeed, phase, num_ranks, for_device=False)
-            except UserError as error:
-                yield str(error)
+            yield from found
 
 
-def name_mistakes(recipe: Recipe) -> Iterator[str]:
+def name_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """Models of the same name: of a teacher that is not trained anew, or of two trainings on a task
     of which one distils. Evaluations and the report tell models by name, and the student to ship is
     chosen among all trainings."""
     if "student" in recipe.teachers:
-        yield "teachers.student: `student` names the student. Rename the teacher."
+        yield Mistake("teachers.student", "`student` names the student. Rename the teacher.")
     names, left = recipe.phase_names(), dict[tuple[str, str], int]()
     for number, output in recipe.trained_models():
         phase = recipe.phases[number]
@@ -183,41 +177,45 @@ def name_mistakes(recipe: Recipe) -> Iterator[str]:
         if earlier is not None:
             distils |= PHASES[recipe.phases[earlier].kind].makes == "student"
         if output in recipe.teachers and not retrained:
-            yield (
-                f"phases.{names[number]}: its model would be called {output!r}, and "
-                "a teacher has that name. Choose another with save_as, or rename the teacher."
+            yield Mistake(
+                f"phases.{names[number]}",
+                f"its model would be called {output!r}, and "
+                "a teacher has that name. Choose another with save_as, or rename the teacher.",
             )
         elif earlier is not None and distils:
-            yield (
-                f"phases.{names[number]}: its model would be called {output!r}, as the one that "
+            yield Mistake(
+                f"phases.{names[number]}",
+                f"its model would be called {output!r}, as the one that "
                 f"phases.{names[earlier]} left: which of the two is judged and which is shipped "
-                "cannot be told by name. Give one of them another with save_as."
+                "cannot be told by name. Give one of them another with save_as.",
             )
         if makes != "start":  # what is expanded is trained under the same name
             left[of_task] = number
 
 
-def _ships_nobody(recipe: Recipe) -> Iterator[str]:
+def _ships_nobody(recipe: Recipe) -> Iterator[Mistake]:
     names = dict.fromkeys(model.name for _, model in students(recipe))
     if recipe.ships is not None and recipe.ships not in names:
         fix = f"Name one of {', '.join(names)}." if names else "Take it out: none is trained."
-        yield f"ships={recipe.ships}: no phase trains a student of this name. {fix}"
+        yield Mistake(f"ships={recipe.ships}", f"no phase trains a student of this name. {fix}")
 
 
-def _logging_mistakes(recipe: Recipe) -> Iterator[str]:
+def _logging_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     if recipe.logging.tensorboard and find_spec("tensorboard") is None:
-        yield (
-            "logging.tensorboard=true: the package tensorboard is not installed. Run pip install "
-            "tensorboard, or set logging.tensorboard=false."
+        yield Mistake(
+            "logging.tensorboard=true",
+            "the package tensorboard is not installed. Run pip install "
+            "tensorboard, or set logging.tensorboard=false.",
         )
     if recipe.logging.wandb and os.environ.get("WANDB_MODE", "online") in ("online", "run"):
         import wandb
 
         if not wandb.login(prompt=False):
-            yield (
-                f"logging.wandb={recipe.logging.wandb}: wandb has no API key here. Run `wandb "
+            yield Mistake(
+                f"logging.wandb={recipe.logging.wandb}",
+                "wandb has no API key here. Run `wandb "
                 "login`, set WANDB_MODE=offline to keep the log in the run's folder, or take the "
-                "key out."
+                "key out.",
             )
 
 

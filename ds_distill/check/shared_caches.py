@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError
 from ds_distill.files import why_unwritable
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import Cache
 
 
-def shared_cache_mistakes(recipe: Recipe) -> Iterator[str]:
+def shared_cache_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """One for each cache phase whose folder cannot be written, or holds a teacher's signals of
     another max_length. What else they depend on is known when the teachers are trained."""
     for step in steps(recipe):
@@ -22,8 +22,8 @@ def shared_cache_mistakes(recipe: Recipe) -> Iterator[str]:
         if phase.shared is not None:
             encoders = [name for name in step.teachers if name not in recipe.from_files]
             length = recipe.task_of(phase).max_length
-            for mistake in _mistakes_of(phase.shared, encoders, length):
-                yield f"phases.{step.name}.folder={phase.folder}: {mistake}"
+            for why in _mistakes_of(phase.shared, encoders, length):
+                yield Mistake(f"phases.{step.name}.folder={phase.folder}", why)
 
 
 def _mistakes_of(folder: Path, teachers: Collection[str], max_length: int) -> Iterator[str]:

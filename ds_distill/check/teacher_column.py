@@ -8,7 +8,7 @@ import datasets
 
 from ds_distill.data.sources import Source
 from ds_distill.data.teacher_column import teacher_names
-from ds_distill.errors import did_you_mean
+from ds_distill.errors import Mistake, did_you_mean
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases.base import TrainingPhase
@@ -16,7 +16,7 @@ from ds_distill.recipe.phases.base import TrainingPhase
 
 def named_teacher_mistakes(
     recipe: Recipe, task_name: str, source: Source, read: Mapping[str, datasets.Dataset]
-) -> Iterator[str]:
+) -> Iterator[Mistake]:
     """Of each phase of a task that follows the teachers that its examples name: that they name
     none, or one that the phase has not, or that an earlier phase may have left out.
 
@@ -31,29 +31,28 @@ def named_teacher_mistakes(
                 continue
             leaves = [one.name for one in step.earlier_of_task() if one.phase.leaves_out_teachers]
             if leaves and phase.followed is None:
-                yield (
-                    f"phases.{step.name}.{key}: {entry.name} follows the teacher that each example "
+                yield Mistake(
+                    f"phases.{step.name}.{key}",
+                    f"{entry.name} follows the teacher that each example "
                     f"names, and phases.{leaves[-1]} may leave it out. Set follow: "
-                    f"[{', '.join(step.teachers)}], or take leave_out out."
+                    f"[{', '.join(step.teachers)}], or take leave_out out.",
                 )
             if phase.split in read:
-                location = f"phases.{step.name}.{key}: {entry.name}"
-                yield from _of_split(location, phase.split, step.teachers, source, read)
+                location = f"phases.{step.name}.{key}"
+                for why in _of_split(phase.split, step.teachers, source, read):
+                    yield Mistake(location, f"{entry.name}{why}")
 
 
 def _of_split(
-    location: str,
-    split: str,
-    teachers: Sequence[str],
-    source: Source,
-    read: Mapping[str, datasets.Dataset],
+    split: str, teachers: Sequence[str], source: Source, read: Mapping[str, datasets.Dataset]
 ) -> Iterator[str]:
+    """What goes on after the policy's name."""
     data, key = read[split], f"{source.task.location}.data.columns.teacher"
     found = teacher_names(data)
     if found is None:
         yield (
-            f"{location} follows the teacher that each example names, and those of split {split!r} "
-            f"name none. Set {key} to the column that has the names."
+            f" follows the teacher that each example names, and those of split {split!r} name "
+            f"none. Set {key} to the column that has the names."
         )
         return
     names, numbers = found
@@ -66,7 +65,7 @@ def _of_split(
         where = source.locations(split, {at}).get(at, f"split {split!r}")
         more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         yield (
-            f"{location}: {where}{more}: {name!r} is no teacher of this phase, which has "
+            f": {where}{more}: {name!r} is no teacher of this phase, which has "
             f"{', '.join(teachers)}.{did_you_mean(name, teachers)} Correct the name, or leave it "
             "out: such an example follows all teachers alike."
         )

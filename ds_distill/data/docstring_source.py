@@ -27,23 +27,27 @@ class DocstringSource(Source):
         packages = docstrings.parse_packages(data.path)
         if task.rows != "text" or task.predicts in ("labels", "number"):
             raise UserError(
-                f"task.type={task.type}: a docstring has one label, its package. Take "
-                "task.type=single-label, or other data."
+                "a docstring has one label, its package. Take "
+                "task.type=single-label, or other data.",
+                at=f"task.type={task.type}",
             )
         labels = task.given_labels
         if labels and set(labels) != set(packages):
             odd = sorted(set(labels) ^ set(packages))[0]
             raise UserError(
-                f"task.labels: {odd!r} must stand both in task.labels and in "
+                f"{odd!r} must stand both in task.labels and in "
                 f"task.data.path={data.path}: the labels are the packages. Leave task.labels out "
-                "or list the same names."
+                "or list the same names.",
+                at="task.labels",
             )
         columns = data.columns
         given = {"config": data.config}
         given |= {f"columns.{key}": getattr(columns, key) for key in ("text_b", "group", "teacher")}
         for key, value in given.items():
             if value is not None:
-                raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
+                raise UserError(
+                    "docstrings have none. Take the key out.", at=f"task.data.{key}={value}"
+                )
         self._packages = labels or packages
         self._progress = progress
         self._names = data.own_splits() or {name: name for name in docstrings.SHARES}
@@ -67,8 +71,9 @@ class DocstringSource(Source):
         rows = np.flatnonzero(as_numpy(data, "split") == number)
         if len(rows) == 0:
             raise UserError(
-                f"task.data.path={self.task.data.path}: split {split!r} got no files; the packages "
-                "are too small for four splits. Add larger ones."
+                f"split {split!r} got no files; the packages "
+                "are too small for four splits. Add larger ones.",
+                at=f"task.data.path={self.task.data.path}",
             )
         # The split's rows stand together, so this is a slice without an index.
         data = data.select(range(rows[0], rows[-1] + 1)).remove_columns("split")
@@ -80,6 +85,7 @@ class DocstringSource(Source):
     def _no_labels(self, split: str) -> UserError:
         labelled = [s for s, name in self._names.items() if name not in docstrings.UNLABELLED]
         return UserError(
-            f"task.data.path={self.task.data.path}: split {split!r} has no labels, and they are "
-            f"needed here. With labels: {', '.join(labelled)}."
+            f"split {split!r} has no labels, and they are "
+            f"needed here. With labels: {', '.join(labelled)}.",
+            at=f"task.data.path={self.task.data.path}",
         )

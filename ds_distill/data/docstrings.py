@@ -73,11 +73,14 @@ def parse_packages(path: str) -> list[str]:
     for name in packages:
         if not name.isidentifier():
             raise UserError(
-                f"task.data.path={path}: {name!r} is not the import name of a package. "
-                f"Write {PREFIX}PACKAGE,PACKAGE with names as in `import PACKAGE`."
+                f"{name!r} is not the import name of a package. "
+                f"Write {PREFIX}PACKAGE,PACKAGE with names as in `import PACKAGE`.",
+                at=f"task.data.path={path}",
             )
         if packages.count(name) > 1:
-            raise UserError(f"task.data.path={path}: package {name!r} is listed twice. Keep one.")
+            raise UserError(
+                f"package {name!r} is listed twice. Keep one.", at=f"task.data.path={path}"
+            )
     return packages
 
 
@@ -170,9 +173,10 @@ def _files(package: str) -> list[tuple[str, Path]]:
     if spec is None:
         hint = did_you_mean(package, [*_DISTRIBUTIONS, *_ALIASES])
         raise UserError(
-            f"task.data.path: package {package!r} is not installed in {sys.prefix}.{hint} "
+            f"package {package!r} is not installed in {sys.prefix}.{hint} "
             f"Install it with `pip install {_DISTRIBUTIONS.get(package, package)}` or take it "
-            f"out of the list after `{PREFIX}`."
+            f"out of the list after `{PREFIX}`.",
+            at="task.data.path",
         )
     files: dict[str, Path] = {}
     for folder in map(Path, spec.submodule_search_locations or []):
@@ -184,8 +188,9 @@ def _files(package: str) -> list[tuple[str, Path]]:
         files[f"{package}.py"] = Path(spec.origin)
     if not files:
         raise UserError(
-            f"task.data.path: package {package!r} has no Python files to read docstrings from. "
-            f"Take it out of the list after `{PREFIX}`."
+            f"package {package!r} has no Python files to read docstrings from. "
+            f"Take it out of the list after `{PREFIX}`.",
+            at="task.data.path",
         )
     return sorted(files.items())
 
@@ -211,8 +216,9 @@ def _extract(
     for package, count in zip(packages, counts, strict=True):
         if count == 0:
             raise UserError(
-                f"task.data.path: package {package!r} has no docstring paragraphs of its own "
-                f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`."
+                f"package {package!r} has no docstring paragraphs of its own "
+                f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`.",
+                at="task.data.path",
             )
     rows.sort(key=lambda row: row[3])  # stable: files keep their order within a split
     texts, labels, groups, splits = map(list, zip(*rows, strict=True))

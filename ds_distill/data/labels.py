@@ -154,9 +154,10 @@ class LabelIds:
         elif isinstance(_key(name), int) and not self._names.any_numbers:
             numbers = " They are names in train, whose order gives no number a meaning."
         raise UserError(
-            f"{location}: label {given} (column {self.column!r}) is not one of the "
+            f"label {given} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{did_you_mean(name, self.labels)}{numbers} "
-            "Correct the row, or list all labels in their order with task.labels=[A, B]."
+            "Correct the row, or list all labels in their order with task.labels=[A, B].",
+            at=location,
         )
 
     def _find(self, value: object) -> int | None:
@@ -226,9 +227,10 @@ class LabelSets:
             return has
         if not isinstance(value, list):
             raise UserError(
-                f"{location}: the labels (column {self._column!r}) must be a list of names or "
+                f"the labels (column {self._column!r}) must be a list of names or "
                 f"whole numbers, got {kind_of(value)}. Write [] where none applies, and null where "
-                "they are not known; in CSV, lists as in JSON."
+                "they are not known; in CSV, lists as in JSON.",
+                at=location,
             )
         has[:] = 0
         if self._are_vectors:
@@ -240,8 +242,8 @@ class LabelSets:
             number = self._one.of_value(label, location)
             if number < 0:
                 raise UserError(
-                    f"{location}: a label (column {self._column!r}) is {label!r}. Take it out of "
-                    "the list."
+                    f"a label (column {self._column!r}) is {label!r}. Take it out of the list.",
+                    at=location,
                 )
             if has[number]:
                 raise self._stands_twice(label, location)
@@ -298,9 +300,10 @@ class Numbers:
             number = np.float32(np.nan)
         if not np.isfinite(number):
             raise UserError(
-                f"{location}: the label (column {self._column!r}) must be a finite number, got "
+                f"the label (column {self._column!r}) must be a finite number, got "
                 f"{kind_of(value)}. Write a number such as 0.5, without quotes in JSON, or choose "
-                "the right column with task.data.columns.label=NAME."
+                "the right column with task.data.columns.label=NAME.",
+                at=location,
             )
         return number
 

@@ -21,7 +21,7 @@ from ds_distill.data.labels import LabelNames, is_labelled, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, reworded
 from ds_distill.keys import hash_keys
 from ds_distill.recipe.data import Folds, SplitFrom
 from ds_distill.recipe.references import resolve_data
@@ -110,15 +110,17 @@ class CombinedSource(Source):
         ]
         if len({(frozenset(part.column_names), has_labels(part)) for part in parts if part}) > 1:
             raise UserError(
-                f"task.data.folds.of: {', '.join(folds.of)} do not have the same columns, or some "
+                f"{', '.join(folds.of)} do not have the same columns, or some "
                 "have labels and others none, so they cannot be one split. Name splits that are "
-                "alike."
+                "alike.",
+                at="task.data.folds.of",
             )
         joined = datasets.concatenate_datasets(parts)
         if len(joined) == 0:
             raise UserError(
-                f"task.data.folds: fold {folds.fold} of {folds.number} leaves split {split!r} "
-                "without an example. Choose fewer folds with task.data.folds.number=N."
+                f"fold {folds.fold} of {folds.number} leaves split {split!r} "
+                "without an example. Choose fewer folds with task.data.folds.number=N.",
+                at="task.data.folds",
             )
         return joined
 
@@ -139,9 +141,10 @@ class CombinedSource(Source):
         parts = [other.examples() for other in self._others[split]]
         if len({(frozenset(part.column_names), has_labels(part)) for part in parts}) > 1:
             raise UserError(
-                f"task.data.splits.{split}: its parts do not have the same columns, or some have "
+                "its parts do not have the same columns, or some have "
                 "labels and others none, so they cannot be one split. Give them all labels, or "
-                "none with labels: none."
+                "none with labels: none.",
+                at=f"task.data.splits.{split}",
             )
         return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
@@ -166,9 +169,10 @@ class CombinedSource(Source):
             self._check_split(split, "Name one of these in task.data.folds.of")
         if _TEST in self.splits and _TEST not in folds.of:
             raise UserError(
-                f"task.data.folds: fold {folds.fold} would take the place of the data's own split "
+                f"fold {folds.fold} would take the place of the data's own split "
                 f"'test'. Let it have folds too, with task.data.folds.of="
-                f"[{', '.join([*folds.of, _TEST])}], or leave task.data.folds out."
+                f"[{', '.join([*folds.of, _TEST])}], or leave task.data.folds out.",
+                at="task.data.folds",
             )
 
 
@@ -192,9 +196,10 @@ class _Other:
         if isinstance(split.labels, dict) and not maps and not needs_none:
             they_are = "answers" if task.rows == "question" else "numbers"
             raise UserError(
-                f"{self._key}.labels: maps labels to this task's, and with task.type={task.type} "
+                f"maps labels to this task's, and with task.type={task.type} "
                 f"they are {they_are}. Take the key out, or read no labels with "
-                f"{self._key}.labels=none."
+                f"{self._key}.labels=none.",
+                at=f"{self._key}.labels",
             )
         data = task.data.model_copy(
             update={
@@ -208,8 +213,8 @@ class _Other:
         if task.rows != "text" and split.randomise is not None:
             what = "questions with a context" if task.rows == "question" else "lists of words"
             raise UserError(
-                f"{self._key}.randomise: random texts are no {what}, which "
-                f"task.type={task.type} needs. Take the key out."
+                f"random texts are no {what}, which task.type={task.type} needs. Take the key out.",
+                at=f"{self._key}.randomise",
             )
         there = (
             task.model_copy(update={"data": data, **({"labels": None} if maps else {})})
@@ -222,8 +227,9 @@ class _Other:
         self._source.names_minus_one = isinstance(split.labels, dict) and "-1" in split.labels
         if "train" not in self._source.splits:
             raise UserError(
-                f"{self._key}.path={split.path}: there is no split 'train'. It has: "
-                f"{', '.join(self._source.splits)}. Choose one with {self._key}.split=NAME."
+                "there is no split 'train'. It has: "
+                f"{', '.join(self._source.splits)}. Choose one with {self._key}.split=NAME.",
+                at=f"{self._key}.path={split.path}",
             )
 
     def examples(self) -> datasets.Dataset:
@@ -261,8 +267,9 @@ class _Other:
         used = np.flatnonzero(is_labelled(labels))
         if not used.size:
             raise UserError(
-                f"{self._key}.labels: every row of {self._split.path} has a label that maps to "
-                "null. Map one to a label of the task."
+                f"every row of {self._split.path} has a label that maps to "
+                "null. Map one to a label of the task.",
+                at=f"{self._key}.labels",
             )
         data = _with_labels(data, labels)
         return data if len(used) == len(data) else data.select(used)
@@ -277,8 +284,9 @@ class _Other:
             given = theirs[int(their_tags[odd[0]])]
             if tags[odd[0]] == _LEFT_OUT:
                 raise UserError(
-                    f"{self._key}.labels.{given}=null: a word cannot be left out of its example. "
-                    "Map it to a tag of the task, such as O."
+                    "a word cannot be left out of its example. "
+                    "Map it to a tag of the task, such as O.",
+                    at=f"{self._key}.labels.{given}=null",
                 )
             raise self._unknown_label((row["key_hi"], row["key_lo"]), given)
         column = pa.ListArray.from_arrays(
@@ -295,10 +303,11 @@ class _Other:
         if not self._labelled:
             key = f"{self._key}.{'labels=none' if self._split.randomise is None else 'randomise'}"
             return UserError(
-                f"{key}: so split {self._name!r} has no labels, and they are needed here. Choose "
-                "a split with labels."
+                f"so split {self._name!r} has no labels, and they are needed here. Choose "
+                "a split with labels.",
+                at=key,
             )
-        return UserError(self._with_our_keys(str(self._source._no_labels("train"))))
+        return reworded(self._source._no_labels("train"), self._with_our_keys)
 
     def _knows(self, label: str) -> bool:
         """Whether the mapping has one of their labels."""
@@ -316,8 +325,9 @@ class _Other:
         for label, to in mapping.items():
             if to is not None and to not in ours:
                 raise UserError(
-                    f"{self._key}.labels.{label}={to}: not a label of this task, which has "
-                    f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out."
+                    "not a label of this task, which has "
+                    f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out.",
+                    at=f"{self._key}.labels.{label}={to}",
                 )
 
         to_ours = [_LEFT_OUT if to is None else ours.index(to) for to in mapping.values()]
@@ -352,7 +362,7 @@ class _Other:
         try:
             yield
         except UserError as error:
-            raise UserError(self._with_our_keys(str(error))) from error
+            raise reworded(error, self._with_our_keys) from error
 
     def _with_our_keys(self, message: str) -> str:
         keys = {

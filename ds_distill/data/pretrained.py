@@ -15,17 +15,11 @@ class Unreachable(UserError):
     """A model whose configuration cannot be read."""
 
     def __init__(self, reference: str, reason: str) -> None:
-        self.reference, self.reason = reference, reason
-        super().__init__(self.of([reference], reason))
-
-    @staticmethod
-    def of(references: list[str], reason: str) -> str:
-        """The message for models that cannot be read for one reason."""
-        named = ", ".join(map(repr, references))
-        whose = f"models {named}: their" if len(references) > 1 else f"model {named}: its"
-        return (
-            f"{whose} configuration cannot be read: {reason} Use a hub id that can be reached, a "
-            "local folder, or pkg:PACKAGE/FOLDER."
+        self.reference = reference
+        super().__init__(
+            f"its configuration cannot be read: {reason} Use a hub id that can be reached, a local "
+            "folder, or pkg:PACKAGE/FOLDER.",
+            at=f"model {reference!r}",
         )
 
 

@@ -30,7 +30,7 @@ from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.teacher_column import TEACHER, write_teachers
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.errors import UserError, did_you_mean, reworded
 from ds_distill.recipe.tasks import Task
 
 _SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
@@ -49,8 +49,9 @@ def open_files(
         return ReaderSource(task, cache_folder, folder_splits(task, local), local)
     for split, name in task.data.own_splits().items():
         raise UserError(
-            f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
-            "split train. Give the folder as the path to name several files in it."
+            f"task.data.path={path} is one file, which is "
+            "split train. Give the folder as the path to name several files in it.",
+            at=f"task.data.splits.{split}={name}",
         )
     return ReaderSource(task, cache_folder, {"train": local}, local.parent)
 
@@ -68,7 +69,8 @@ def located(task: Task) -> Iterator[None]:
         if task.location == "task":
             raise
         keys = r"\btask\.(?=(data|labels|type|long|max_length|masking)\b)"
-        raise UserError(re.sub(keys, f"{task.location}.", str(error))) from error
+        own = partial(re.sub, keys, f"{task.location}.")
+        raise reworded(error, own) from error
 
 
 class Source(ABC):
@@ -140,15 +142,17 @@ class Source(ABC):
         if cap is not None:
             if (has := _SEVERAL.get(self.task.predicts)) is not None:
                 raise UserError(
-                    f"task.data.per_class.{split}: caps the examples of each class, and with "
+                    "caps the examples of each class, and with "
                     f"task.type={self.task.type} an example {has}. Set "
-                    f"task.data.limit.{split} instead."
+                    f"task.data.limit.{split} instead.",
+                    at=f"task.data.per_class.{split}",
                 )
             classes = as_numpy(data, "class" if hidden else "label")
             if not hidden and not self.labels:
                 raise UserError(
-                    f"task.data.per_class.{split}: caps the examples of each class, and "
-                    f"task.type={self.task.type} has no classes. Take the key out."
+                    "caps the examples of each class, and "
+                    f"task.type={self.task.type} has no classes. Take the key out.",
+                    at=f"task.data.per_class.{split}",
                 )
             if classes[0] < 0:
                 raise self._no_labels(split)
@@ -170,9 +174,10 @@ class Source(ABC):
         if split not in self.splits:
             path = self.task.data.path
             raise UserError(
-                f"task.data.path={path}: there is no split {split!r}. It has: "
+                f"there is no split {split!r}. It has: "
                 f"{', '.join(self.splits)}.{did_you_mean(split, self.splits)} {fix}, or say "
-                f"where it is with task.data.splits.{split}=NAME."
+                f"where it is with task.data.splits.{split}=NAME.",
+                at=f"task.data.path={path}",
             )
 
     def _check_named_splits(self) -> None:
@@ -195,8 +200,9 @@ class ReaderSource(Source):
         super().__init__(task, cache_folder)
         if folder is not None and task.data.config is not None:
             raise UserError(
-                f"task.data.config={task.data.config}: only hub data sets have configurations, "
-                f"and task.data.path={task.data.path} is local. Take the key out."
+                "only hub data sets have configurations, "
+                f"and task.data.path={task.data.path} is local. Take the key out.",
+                at=f"task.data.config={task.data.config}",
             )
         self.splits = list(locations)
         self._locations = locations
@@ -330,9 +336,9 @@ class ReaderSource(Source):
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:
     present = reader.columns()
     return UserError(
-        f"{reader.name}: no column {name!r} (task.data.columns.{key})."
-        f"{did_you_mean(name, present)} It has: {', '.join(present)}. "
-        f"Choose one with task.data.columns.{key}=NAME."
+        f"no column {name!r} (task.data.columns.{key}).{did_you_mean(name, present)} It has: "
+        f"{', '.join(present)}. Choose one with task.data.columns.{key}=NAME.",
+        at=reader.name,
     )
 
 

@@ -29,8 +29,9 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
     if not files:
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
         raise UserError(
-            f"task.data.path={folder}: no data file in this folder (it holds: {there}). Put one "
-            f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}."
+            f"no data file in this folder (it holds: {there}). Put one "
+            f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}.",
+            at=f"task.data.path={folder}",
         )
     stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
     found: dict[str, list[str]] = {}
@@ -46,8 +47,9 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
     for split, names in found.items():
         if len(names) > 1:
             raise UserError(
-                f"task.data.path={folder}: several files could be split {split!r}: "
-                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}."
+                f"several files could be split {split!r}: "
+                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}.",
+                at=f"task.data.path={folder}",
             )
     return {split: files[found[split][0]] for split in in_order(found)}
 
@@ -72,9 +74,10 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
         parent = Path(path).expanduser().parent
         there = list(map(str, parent.iterdir())) if os.path.isdir(parent) else []
         raise UserError(
-            f"task.data.path={path}: no such file or folder.{did_you_mean(path, there)} "
+            f"no such file or folder.{did_you_mean(path, there)} "
             "Give a folder, a file, data:NAME, the id of a hub data set, or "
-            "docstrings:PACKAGE,PACKAGE."
+            "docstrings:PACKAGE,PACKAGE.",
+            at=f"task.data.path={path}",
         )
     try:
         splits = datasets.load_dataset(
@@ -84,9 +87,10 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         name = f"{path} (configuration {config})" if config else path
         raise UserError(
-            f"task.data.path={path}: this is no local file or folder, and the hub data set "
+            "this is no local file or folder, and the hub data set "
             f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
-            "a local path."
+            "a local path.",
+            at=f"task.data.path={path}",
         ) from error
     names = task.data.own_splits() or {USUAL_NAMES.get(name, name): name for name in splits}
     for split, name in names.items():
@@ -103,6 +107,6 @@ def wrong_split(
     there: what may be named; accepted: all that would be understood, to find the nearest in.
     """
     return UserError(
-        f"task.data.splits.{split}={wanted}: not there.{did_you_mean(wanted, accepted or there)} "
-        f"Choose one of: {', '.join(there)}."
+        f"not there.{did_you_mean(wanted, accepted or there)} Choose one of: {', '.join(there)}.",
+        at=f"task.data.splits.{split}={wanted}",
     )

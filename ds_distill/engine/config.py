@@ -48,14 +48,15 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
             stems = {found.stem for found in folder.glob("*.json")}
             names = ", ".join(sorted(stems | {f"{stem.rpartition('_')[0]}_auto" for stem in stems}))
             raise UserError(
-                f"deepspeed: {reference!r} is neither a file nor a built-in config. Built-in: "
-                f"{names}."
+                f"{reference!r} is neither a file nor a built-in config. Built-in: {names}.",
+                at="deepspeed",
             )
         config = json.loads(path.read_text(encoding="utf-8"))
     if zero_stage(config) not in stages_of(config):
         raise UserError(
-            f"deepspeed: {path} has fp16 at stage 0, where DeepSpeed does not scale the loss. Use "
-            "stage 1, e.g. deepspeed=zero1_fp16; on one rank it does the same."
+            f"{path} has fp16 at stage 0, where DeepSpeed does not scale the loss. Use "
+            "stage 1, e.g. deepspeed=zero1_fp16; on one rank it does the same.",
+            at="deepspeed",
         )
     return str(path), config
 
@@ -111,9 +112,10 @@ def deepspeed_config(
             given = config.get(key, ours[key])
             if given != ours[key]:
                 raise UserError(
-                    f"deepspeed: {path} sets {key}={given}, but the recipe's {recipe_key} with "
+                    f"{path} sets {key}={given}, but the recipe's {recipe_key} with "
                     f"{num_ranks} rank(s) gives {ours[key]}. Take {key} out of the file, or "
-                    f"change {recipe_key} of the recipe."
+                    f"change {recipe_key} of the recipe.",
+                    at="deepspeed",
                 )
     if training and training.activation_checkpointing:
         ours["activation_checkpointing"] = {"partition_activations": False}

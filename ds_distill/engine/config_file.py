@@ -39,18 +39,19 @@ def read_config(path: Path, ours: Collection[str], *, for_device: bool) -> dict[
         text = path.read_text(encoding="utf-8")
         config = json.loads(text, object_pairs_hook=_each_key_once)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"deepspeed: {path} cannot be read as JSON: {error}.") from error
+        raise UserError(f"{path} cannot be read as JSON: {error}.", at="deepspeed") from error
     if not isinstance(config, dict):
-        raise UserError(f"deepspeed: {path} must hold a JSON object.")
+        raise UserError(f"{path} must hold a JSON object.", at="deepspeed")
     for key, instead in NOT_OURS.items():
         section = config.get(key)
         if section and not (isinstance(section, dict) and section.get("enabled") is False):
-            raise UserError(f"deepspeed: {path} sets {key!r}. Take it out and use {instead}.")
+            raise UserError(f"{path} sets {key!r}. Take it out and use {instead}.", at="deepspeed")
     for name in ("zero_optimization", "bf16", "fp16"):
         if not isinstance(config.get(name, {}), dict):
             raise UserError(
-                f"deepspeed: {path} sets {name}={short(config[name])}; it is a section, e.g. "
-                '"zero_optimization": {"stage": 3}.'
+                f"{path} sets {name}={short(config[name])}; it is a section, e.g. "
+                '"zero_optimization": {"stage": 3}.',
+                at="deepspeed",
             )
     if config.get("bf16", {}).get("enabled") == "auto":
         config["bf16"]["enabled"] = for_device and computes_bf16()
@@ -110,21 +111,25 @@ def _ask_deepspeed(path: Path, config: dict[str, Any]) -> None:
             f"{'.'.join(map(str, one['loc']))}={short(one['input'])}: {one['msg']}"
             for one in error.errors()
         )
-        raise UserError(f"deepspeed: DeepSpeed refuses {path}: {what}.") from error
+        raise UserError(f"DeepSpeed refuses {path}: {what}.", at="deepspeed") from error
     except Exception as error:  # of sections that are no sections, each in its own way
-        raise UserError(f"deepspeed: DeepSpeed refuses {path}: {first_line(error)}.") from error
+        raise UserError(
+            f"DeepSpeed refuses {path}: {first_line(error)}.", at="deepspeed"
+        ) from error
     for key in config:
         if key not in asked.known:
             raise UserError(
-                f"deepspeed: {path} sets {key}={short(config[key])}, a key that DeepSpeed does not "
-                f"know.{did_you_mean(key, asked.known)}"
+                f"{path} sets {key}={short(config[key])}, a key that DeepSpeed does not "
+                f"know.{did_you_mean(key, asked.known)}",
+                at="deepspeed",
             )
     for part in ("offload_param", "offload_optimizer"):
         offload = getattr(zero, part)
         if offload is not None and offload.device != "none":
             raise UserError(
-                f"deepspeed: {path} sets zero_optimization.{part} to the device "
+                f"{path} sets zero_optimization.{part} to the device "
                 f"{offload.device!r}; a run keeps weights and optimizer states on the "
                 "devices that compute. Take it out; for less memory use stage 3 on more GPUs, or "
-                "cache what the teachers say."
+                "cache what the teachers say.",
+                at="deepspeed",
             )

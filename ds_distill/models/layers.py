@@ -25,21 +25,24 @@ def check_layers(config: PreTrainedConfig, layers: list[int]) -> None:
     inside = all(0 <= index < total for index in layers)
     if not layers or not inside or len(set(layers)) < len(layers):
         raise UserError(
-            f"student.layers={layers}: the model ({kind}) has layers 0 to {total - 1}. Name at "
-            "least one of them, each once."
+            f"the model ({kind}) has layers 0 to {total - 1}. Name at "
+            "least one of them, each once.",
+            at=f"student.layers={layers}",
         )
     why = NOT_CUT.get(kind)
     if len(set(getattr(config, "layer_types", None) or [])) > 1 and kind != "modernbert":
         why = "are of different kinds"
     if why is not None:
         raise UserError(
-            f"student.layers={layers}: the layers of the model ({kind}) {why}, so a model with "
-            "some of them could not be loaded again. Use all layers, or a checkpoint with fewer."
+            f"the layers of the model ({kind}) {why}, so a model with "
+            "some of them could not be loaded again. Use all layers, or a checkpoint with fewer.",
+            at=f"student.layers={layers}",
         )
     if kind == "modernbert" and layers[0] != 0:
         raise UserError(
-            f"student.layers={layers}: the first layer of a ModernBERT has no norm before its "
-            "attention, and no other can take its place. Begin with layer 0."
+            "the first layer of a ModernBERT has no norm before its "
+            "attention, and no other can take its place. Begin with layer 0.",
+            at=f"student.layers={layers}",
         )
 
 

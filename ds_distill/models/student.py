@@ -73,14 +73,16 @@ def _check_truncated(given: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
     kind = given.model_type
     if kind not in TRUNCATED:
         raise UserError(
-            f"student.start=truncated: a model of type {kind} has several projections in one "
-            f"weight. Use one of these types: {', '.join(TRUNCATED)}; or start=random."
+            f"a model of type {kind} has several projections in one "
+            f"weight. Use one of these types: {', '.join(TRUNCATED)}; or start=random.",
+            at="student.start=truncated",
         )
     for key, size in sizes.items():
         if size > (most := int(getattr(given, _OTHERWISE.get((kind, key), key)))):
             raise UserError(
-                f"student.config.{key}={size}: with start=truncated the weights are parts of "
-                f"`model`'s, which has {most}. Set it to that or less, or start=random."
+                "with start=truncated the weights are parts of "
+                f"`model`'s, which has {most}. Set it to that or less, or start=random.",
+                at=f"student.config.{key}={size}",
             )
 
 
@@ -90,20 +92,23 @@ def _resize(config: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
     at = f"student.config={dict(sizes)}"
     if kind in OF_ANY_DEPTH and sizes.keys() - {"num_hidden_layers"}:
         raise UserError(
-            f"{at}: a model of type {kind} may have another num_hidden_layers alone. Take the "
-            f"others out, or use one of these types: {', '.join(RESIZED)}."
+            f"a model of type {kind} may have another num_hidden_layers alone. Take the "
+            f"others out, or use one of these types: {', '.join(RESIZED)}.",
+            at=at,
         )
     if kind not in (*RESIZED, *OF_ANY_DEPTH):
         raise UserError(
-            f"{at}: of which sizes a model of type {kind} can be is not known here. Use one of "
-            f"these types: {', '.join(RESIZED)}."
+            f"of which sizes a model of type {kind} can be is not known here. Use one of "
+            f"these types: {', '.join(RESIZED)}.",
+            at=at,
         )
     if depth is not None and hasattr(config, "layer_types"):
         most = len(config.layer_types or range(depth))
         if depth > most:
             raise UserError(
-                f"{at}: {kind} says of each layer what it attends to, and that of `model` of "
-                f"{most} layers. Set num_hidden_layers={most} or less."
+                f"{kind} says of each layer what it attends to, and that of `model` of "
+                f"{most} layers. Set num_hidden_layers={most} or less.",
+                at=at,
             )
         cut_to_layers(config, list(range(depth)))
     along = {k: of for k, of in _WITH.items() if getattr(config, k, None) == getattr(config, of)}
@@ -116,6 +121,7 @@ def _resize(config: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
     if width % unit:
         even = " by an even number" if unit > heads else " evenly"
         raise UserError(
-            f"{at}: {heads} heads do not divide a width of {width}{even}. Set hidden_size and "
-            "num_attention_heads so that they do."
+            f"{heads} heads do not divide a width of {width}{even}. Set hidden_size and "
+            "num_attention_heads so that they do.",
+            at=at,
         )

@@ -8,11 +8,11 @@ import torch
 
 from ds_distill.check.expansions import expanded_mistakes
 from ds_distill.check.models import one_head_mistakes
-from ds_distill.check.needs import phase_mistakes, with_location
+from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype, resolved_name
-from ds_distill.errors import UserError, first_line, refuse
+from ds_distill.errors import Mistake, UserError, first_line, refuse
 from ds_distill.planning.activations import Shape
 from ds_distill.planning.caches import CachePlan, cache_plan
 from ds_distill.planning.gpus import Device
@@ -49,7 +49,7 @@ class Planner:
     def plan(self) -> Plan:
         """Of all phases. Raises UserError for a recipe that `check` refuses before it reads models
         and data."""
-        refuse(with_location(self.recipe, mistake) for mistake in _mistakes(self.recipe))
+        refuse(_mistakes(self.recipe), self.recipe.location_of)
         jobs, caches, pays = [], [], []
         for number, phase in enumerate(self.recipe.phases):
             later = self.recipe.phases[number + 1 :]
@@ -213,12 +213,11 @@ class Planner:
         if len(job.students) > 1:
             configs = {f"teachers.{one.name}": one.config for one in job.students}
             found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
-            refuse(with_location(self.recipe, mistake) for mistake in found)
+            refuse(found, self.recipe.location_of)
         try:
             return Placements(job)
         except ValueError as error:  # of a term: layers that the models do not have
-            mistake = f"phases.{name}.losses: {error}."
-            raise UserError(with_location(self.recipe, mistake)) from error
+            raise UserError(f"{error}.", at=f"phases.{name}.losses") from error
 
     def _unable(self, number: int, model: PlannedModel) -> UserError:
         at = f"phases.{self.recipe.phase_names()[number]}.activation_checkpointing=true"
@@ -293,7 +292,7 @@ class Planner:
         return None
 
 
-def _mistakes(recipe: Recipe) -> list[str]:
+def _mistakes(recipe: Recipe) -> list[Mistake]:
     """What `check` finds before it reads models and data, of phases alone."""
     return [*phase_mistakes(recipe), *expanded_mistakes(recipe, {}, {})]
 

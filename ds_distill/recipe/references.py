@@ -57,8 +57,9 @@ def resolve_data(path: str, data_folder: str | None = None, key: str = "task.dat
     name = path.removeprefix(DATA_FOLDER)
     if data_folder is None:
         raise UserError(
-            f"{key}={path}: this is the folder {name!r} in data_folder, which is not set. "
-            "Set it to the folder that holds your data sets: data_folder=DIR."
+            f"this is the folder {name!r} in data_folder, which is not set. "
+            "Set it to the folder that holds your data sets: data_folder=DIR.",
+            at=f"{key}={path}",
         )
     root = Path(data_folder).expanduser()
     is_folder = os.path.isdir(root)
@@ -69,9 +70,10 @@ def resolve_data(path: str, data_folder: str | None = None, key: str = "task.dat
     shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
     holds = f"it holds: {shown or 'nothing'}" if is_folder else "there is no such folder"
     raise UserError(
-        f"{key}={path}: not in data_folder={data_folder} ({holds})."
+        f"not in data_folder={data_folder} ({holds})."
         f"{did_you_mean(name, there)} Put the data there, or choose another folder with "
-        "data_folder=DIR."
+        "data_folder=DIR.",
+        at=f"{key}={path}",
     )
 
 

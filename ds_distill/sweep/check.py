@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ds_distill.check.recipe import check_all, check_settings, open_sources
 from ds_distill.data.docstrings import Progress
-from ds_distill.errors import UserError, refuse
+from ds_distill.errors import Mistake, UserError, refuse
 from ds_distill.recipe import Recipe
 
 _MODELS_AND_DATA = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
@@ -23,7 +23,7 @@ def check_runs(
     chooses: a setting is chosen on the split validation, which must be there.
     """
     notes: dict[str, list[str]] = {}  # what there is to say -> of which runs
-    mistakes: dict[str, list[str]] = {}
+    mistakes: list[Mistake] = []
     checked = set[str]()
     for name, recipe in runs.items():
         read = recipe.model_dump_json(include=_MODELS_AND_DATA)
@@ -37,14 +37,10 @@ def check_runs(
             if chooses:
                 _check_validation(recipe)
         except UserError as error:
-            for mistake in error.mistakes:
-                mistakes.setdefault(mistake, []).append(name)
-    refuse(_named(mistakes))
-    return [*_named(notes)]
-
-
-def _named(found: Mapping[str, list[str]]) -> Iterator[str]:
-    return (what if "" in where else f"{', '.join(where)}: {what}" for what, where in found.items())
+            mistakes += (Mistake(name, str(mistake)) for mistake in error.mistakes)
+    refuse(mistakes)
+    found = notes.items()
+    return [what if "" in where else f"{', '.join(where)}: {what}" for what, where in found]
 
 
 def _check_validation(recipe: Recipe) -> None:

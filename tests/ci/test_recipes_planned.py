@@ -52,7 +52,7 @@ def test_each_recipe_is_planned_live_and_cached(
         return
     with pytest.raises(UserError) as refusal:
         planned("cached")
-    for mistake in refusal.value.mistakes:
+    for mistake in map(str, refusal.value.mistakes):
         [phase] = {*re.findall(r"phases\.([\w-]+)", mistake)} & names
         said = "Add - cache" if phase in pays else "no cache holds|vocabulary was expanded"
         assert re.search(said, mistake)

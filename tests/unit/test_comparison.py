@@ -281,7 +281,7 @@ def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
 
 def test_a_recipe_that_names_a_gate_for_thousands_of_classes_is_refused(toy_recipe):
     recipe = load_recipe(str(toy_recipe), ["phases.distil.routing=[average, gate]"])
-    [said] = class_mistakes(recipe, LONE_TASK, [f"class {number}" for number in range(151)])
+    [said] = map(str, class_mistakes(recipe, LONE_TASK, [f"class {n}" for n in range(151)]))
     assert said.startswith("phases.distil.routing: gate cannot be taken here: it is fitted on 150")
     assert not list(class_mistakes(recipe, LONE_TASK, LABELS))
 

@@ -184,7 +184,7 @@ def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list
     """What is wrong with the toy recipe under overrides."""
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    return lambda *overrides: list(phase_mistakes(load_recipe(str(path), overrides)))
+    return lambda *overrides: [*map(str, phase_mistakes(load_recipe(str(path), overrides)))]
 
 
 @pytest.mark.parametrize(

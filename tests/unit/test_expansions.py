@@ -35,7 +35,7 @@ def mistakes_of(*phases: dict[str, Any]) -> list[str]:
             "phases": list(phases),
         },
     )
-    return [*expanded_mistakes(recipe, {}, {})]
+    return [*map(str, expanded_mistakes(recipe, {}, {}))]
 
 
 MORE = ["phases.distil: teacher 'domain'", "phases.expand-vocabulary has added", "start: NAME"]

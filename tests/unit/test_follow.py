@@ -61,8 +61,8 @@ def test_a_cache_is_read_while_its_teachers_are_as_they_were(
         elif not any(all(cache.get(n) == versions[n] for n in names) for cache in caches):
             wanted.append(recipe.phase_names()[number])
     found = [
-        mistake.split(":")[0].removeprefix("phases.")
+        mistake.at.removeprefix("phases.")
         for mistake in phase_mistakes(recipe)
-        if "no cache phase before it holds" in mistake
+        if "no cache phase before it holds" in mistake.what
     ]
     assert found == wanted

@@ -302,7 +302,7 @@ def test_models_must_have_the_same_tokens(
             "phases": [{"evaluate": {"split": "train"}}],
         }
         recipe = Recipe.model_validate({**toy_settings, **changed})
-        return Models(recipe, on_gpu=False).mistakes()
+        return [*map(str, Models(recipe, on_gpu=False).mistakes())]
 
     [mistake] = mistakes(other)
     assert "teachers.first.model: its tokenizer" in mistake

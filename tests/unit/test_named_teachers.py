@@ -146,7 +146,7 @@ def test_a_teacher_that_may_be_left_out_is_not_named(toy_settings: dict[str, Any
     ):
         distil = {"routing": "column", "follow": follow, "losses": {"kl": {}}}
         recipe = Recipe.model_validate({**toy_settings, "phases": [fits, {"distil": distil}]})
-        found = [*named_teacher_mistakes(recipe, "task", source, {})]
+        found = [*map(str, named_teacher_mistakes(recipe, "task", source, {}))]
         assert len(found) == len(says) and all(map(str.__contains__, found, says)), found
 
 

@@ -193,7 +193,7 @@ def test_repeated_phases_have_names_of_their_own(load):
 def test_a_mistake_in_training_is_told_once(load):
     with pytest.raises(UserError) as refusal:
         load("training.epochs=0")
-    [mistake] = refusal.value.mistakes
+    [mistake] = map(str, refusal.value.mistakes)
     assert "training.epochs" in mistake
 
 
@@ -223,7 +223,7 @@ def test_whatever_is_wrong_is_told_once_and_as_a_mistake(data, toy_settings, tmp
         assert load_and_check(str(path), None, False).location_of("phases").startswith(str(path))
     except UserError as refusal:
         assert len(set(refusal.mistakes)) == len(refusal.mistakes) > 0
-        assert all("recipe.yaml" in mistake for mistake in refusal.mistakes)
+        assert all("recipe.yaml" in str(mistake) for mistake in refusal.mistakes)
 
 
 def test_a_file_wins_over_a_built_in_name(load, tmp_path, monkeypatch):

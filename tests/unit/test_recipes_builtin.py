@@ -120,9 +120,9 @@ def test_check_finds_no_mistake_but_what_is_elsewhere(
     folder = request.getfixturevalue("shared_data") if name == "entity-experts" else tmp_path
     try:
         check_all(load_recipe(name, [f"data_folder={folder}"]))
-        found: tuple[str, ...] = ()
+        found: list[str] = []
     except UserError as error:
-        found = error.mistakes
+        found = [*map(str, error.mistakes)]
     assert [one for one in found if ELSEWHERE.search(one) is None] == []
     assert (name in DATA_HERE) == (not any("data.path=" in one for one in found))
 
@@ -327,7 +327,7 @@ def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path: Path) -> None:
         models = [f"teachers.ib-bert.model={tmp_path / teacher}"]
         models.append(f"student.model={tmp_path / 'student'}")
         recipe = load_recipe("mobilebert", [*models, "data_folder=data"])
-        found = Models(recipe, on_gpu=False).mistakes()
+        found = [*map(str, Models(recipe, on_gpu=False).mistakes())]
         files = ("its tokenizer", "no safetensors weights")  # these folders have none
         return [one for one in found if not any(of in one for of in files)]
 

@@ -256,7 +256,7 @@ def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list
     ]
     task = {"type": "regression", "data": toy_settings["task"]["data"]}
     path.write_text(yaml.safe_dump({**toy_settings, "task": task, "phases": phases}))
-    return lambda *overrides: list(phase_mistakes(load_recipe(str(path), overrides)))
+    return lambda *overrides: [*map(str, phase_mistakes(load_recipe(str(path), overrides)))]
 
 
 ON_LABELS = "Choose mse."

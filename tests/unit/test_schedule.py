@@ -210,7 +210,7 @@ def test_the_schema_says_from() -> None:
 
 
 def mistakes(tmp_path: Path, losses: dict[str, Any], **phase: Any) -> list[str]:
-    return list(phase_mistakes(recipe(tmp_path, losses, **phase)))
+    return [*map(str, phase_mistakes(recipe(tmp_path, losses, **phase)))]
 
 
 def test_an_epoch_before_a_switch_is_not_kept(tmp_path: Path) -> None:
@@ -247,6 +247,6 @@ def test_a_fine_tuning_has_no_teachers(tmp_path: Path) -> None:
     content["phases"] = [{"fine-tune": phase}]
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     loaded = load_recipe(tmp_path / "toy.yaml")
-    [message] = phase_mistakes(loaded)
+    [message] = map(str, phase_mistakes(loaded))
     assert message.startswith("phases.fine-tune.losses.hidden_mse: hidden_mse needs teachers")
     assert "fine-tune phase runs none" in message

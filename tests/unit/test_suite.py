@@ -154,7 +154,7 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
     runs = suite_runs(made(toy_task, **changes), given, tmp_path)
     with pytest.raises(UserError) as failure:
         check_runs(first_recipes(runs), chooses=True)
-    lines = failure.value.mistakes
+    lines = [*map(str, failure.value.mistakes)]
     assert any(line.startswith("good with gone, ") and "no such folder" in line for line in lines)
     assert any("bad with toy" in line and "no split 'validation'" in line for line in lines)
     assert any("long with toy" in line and "at most 128 tokens" in line for line in lines)

@@ -44,7 +44,7 @@ def test_without_a_map_states_are_of_one_width(tmp_path: Path) -> None:
         (folder := tmp_path / str(width)).mkdir()
         distil = {"distil": {"losses": {"hidden_mse": {"map": False}}}}
         of_width = recipe(folder, {"big": width, "student": 32}, distil)
-        found[width] = Models(of_width, on_gpu=False).mistakes()
+        found[width] = [*map(str, Models(of_width, on_gpu=False).mistakes())]
     assert found[32] == []
     [message] = found[64]
     assert message.startswith("phases.distil.losses.hidden_mse.map=false: ")
@@ -58,7 +58,8 @@ def test_states_come_from_a_cache_that_holds_them(tmp_path: Path) -> None:
             folder = tmp_path / f"{name}{mistakes}"
             folder.mkdir()
             cache = {"cache": {"splits": "train", "hidden": hidden}}
-            found = list(phase_mistakes(recipe(folder, {"big": 32, "student": 32}, cache, distil)))
+            loaded = recipe(folder, {"big": 32, "student": 32}, cache, distil)
+            found = [*map(str, phase_mistakes(loaded))]
             assert len(found) == mistakes
         assert f"phases.distil.losses.{name}: needs the teachers' hidden states" in found[0]
         assert "hidden: [-1]" in found[0]
@@ -69,7 +70,8 @@ def mistakes(folder: Path, layers: Any, **phase: Any) -> list[str]:
     cache = {"cache": {"splits": "train", "hidden": [1, -1]}}
     distil = {"distil": {**phase, "losses": {"hidden_mse": {"layers": layers}}}}
     written = recipe(folder, {"t": 32, "student": 32}, cache, distil)
-    return [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+    found = [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+    return [*map(str, found)]
 
 
 def test_check_finds_layers_that_are_not_there(tmp_path: Path) -> None:
@@ -108,7 +110,8 @@ def every_token(folder: Path, losses: dict[str, Any], *before: Any, **options: A
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     written = load_recipe(folder / "toy.yaml")
-    return [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+    found = [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+    return [*map(str, found)]
 
 
 OF_EVERY_TOKEN: dict[str, dict[str, Any]] = {

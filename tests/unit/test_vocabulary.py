@@ -182,7 +182,7 @@ def test_a_new_token_begins_as_the_mean_of_its_pieces(family: str, tmp_path: Pat
     ],
 )
 def test_what_cannot_grow_is_refused(config: Any, size: int, why: str | None) -> None:
-    found = list(expansion_mistakes("phases.expand", config, BEFORE, KNOWN, size))
+    found = [*map(str, expansion_mistakes("phases.expand", config, BEFORE, KNOWN, size))]
     assert [why in one for one in found if why] == ([True] if why else [])
     assert len(found) == (1 if why else 0)
 

@@ -152,8 +152,9 @@ def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
         value = row.get(column)
         if not (value is None or type(value) in (str, int)):
             raise UserError(
-                f"{location}: the {what} (column {column!r}) must be a name or a whole number, got "
-                f"{kind_of(value)}. Write null where there is none."
+                f"the {what} (column {column!r}) must be a name or a whole number, got "
+                f"{kind_of(value)}. Write null where there is none.",
+                at=location,
             )
         name = None if value in (None, "") else str(value)
         if name is not None:
@@ -186,8 +187,8 @@ def value_of(row: Mapping[str, Any], name: str, location: str) -> Any:
     if name not in row:
         present = ", ".join(map(repr, row)) or "nothing"
         raise UserError(
-            f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
-            "it."
+            f"no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs it.",
+            at=location,
         )
     return row[name]
 

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from pydantic import Field
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import (
     METRICS,
@@ -104,19 +105,21 @@ class OfOneClass(Metric[P]):
         label = self.settings.positive
         return self.labels.index(label) if label is not None else len(self.labels) - 1
 
-    def label_mistakes(self) -> Iterator[str]:
+    def label_mistakes(self) -> Iterator[Mistake]:
         positive, labels = self.settings.positive, self.labels
         if positive is not None and positive not in labels:
-            yield f".positive: there is no label {positive!r}; the task has {_all(labels)}."
+            what = f"there is no label {positive!r}; the task has {_all(labels)}."
+            yield Mistake("positive", what)
         if positive is None and len(labels) > 2:
             others = (
                 metric.name
                 for metric in METRICS["classes"].values()
                 if not issubclass(metric, OfOneClass)
             )
-            yield (
-                f": {self.name} is of one class, and the task has {len(labels)}: {_all(labels)}. "
-                f"Set metric: {{name: {self.name}, positive: LABEL}}, or choose {_all([*others])}."
+            yield Mistake(
+                "",
+                f"{self.name} is of one class, and the task has {len(labels)}: {_all(labels)}. "
+                f"Set metric: {{name: {self.name}, positive: LABEL}}, or choose {_all([*others])}.",
             )
 
 
@@ -184,13 +187,15 @@ class Micro(Together[Indicated]):
         kept = [number for number, label in enumerate(self.labels) if label not in left_out]
         return _counts_of(predictions, kept)
 
-    def label_mistakes(self) -> Iterator[str]:
+    def label_mistakes(self) -> Iterator[Mistake]:
         left_out, labels = self.settings.leave_out, self.labels
         for label in left_out:
             if label not in labels:
-                yield f".leave_out: there is no label {label!r}; the task has {_all(labels)}."
+                what = f"there is no label {label!r}; the task has {_all(labels)}."
+                yield Mistake("leave_out", what)
         if set(left_out) >= set(labels):
-            yield ".leave_out: leaves out every label, so that nothing counts. Name fewer."
+            what = "leaves out every label, so that nothing counts. Name fewer."
+            yield Mistake("leave_out", what)
 
 
 class MicroF1(Micro):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 import numpy as np
 from pydantic import create_model
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.section import Section
 
@@ -101,9 +102,9 @@ class Metric(ABC, Generic[P]):
         """
         return None
 
-    def label_mistakes(self) -> Iterator[str]:
-        """What is wrong with the settings on a task with these labels, one message each, which goes
-        on after the key: `.positive: ...` or `: ...`."""
+    def label_mistakes(self) -> Iterator[Mistake]:
+        """What is wrong with the settings on a task with these labels: at a key of the metric, or
+        at none."""
         return iter(())
 
     # ----------------------------------------------------------------- its values in words

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.metrics.metric import (
     MeanOfClasses,
     MetricSettings,
@@ -43,12 +44,13 @@ class OfEntities(Together[Tagged]):
     def counts(self, predictions: Tagged) -> np.ndarray:
         return predictions.entity_counts(strict=self.settings.mode == "strict").sum(axis=2)
 
-    def label_mistakes(self) -> Iterator[str]:
+    def label_mistakes(self) -> Iterator[Mistake]:
         if not are_entities(self.labels):
-            yield (
-                f": {self.name} is of entities, whose tags are O, B-TYPE and I-TYPE (IOB2), and "
-                f"the task has {', '.join(self.labels)}. Choose accuracy or word_f1, or correct "
-                "the tags."
+            yield Mistake(
+                "",
+                f"{self.name} is of entities, whose tags are O, B-TYPE and I-TYPE (IOB2), and the "
+                f"task has {', '.join(self.labels)}. Choose accuracy or word_f1, or correct the "
+                "tags.",
             )
 
 
