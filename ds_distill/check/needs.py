@@ -253,15 +253,16 @@ def _cache_mistakes(
         )
 
 
-def _of_mixed_tokens(location: str, context: Context) -> str:
+def _of_mixed_tokens(location: str, context: Context) -> Mistake:
     """What mixes teachers reads their logits: of every token they are [tokens, vocabulary] of each,
     which a lone teacher's never are."""
     count = len(context.teachers)
     whose = f"{count} teachers are mixed" if count > 1 else "the policy weighs the teacher"
-    return (
-        f"{location}: counts every token of a text, and {whose} by logits of every token over the "
-        f"whole vocabulary. Name one teacher, {context.location}.follow: [NAME], without a "
-        "routing, or count masked tokens alone, where the term has `rows`."
+    return Mistake(
+        location,
+        f"counts every token of a text, and {whose} by logits of every token over the whole "
+        f"vocabulary. Name one teacher, {context.location}.follow: [NAME], without a routing, or "
+        "count masked tokens alone, where the term has `rows`.",
     )
 
 
