@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download, metadata_load
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.process.terminal import escaped as visible
@@ -39,93 +40,115 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     language are those of the model that the student starts from, if its own card has them. Of a
     local folder the card has only the name, not the path.
     """
-    evaluation = _evaluation(recipe, results, results["task"])
-    elsewhere = [] if evaluation else _elsewhere(recipe, results)
-    student, task = recipe.student, _task(recipe, results)
-    lines = [
-        "---",
-        _metadata(recipe, results, evaluation).to_yaml(),
-        "---",
-        "",
-        f"# {recipe.name}: student {_code(results['student'])}",
-        "",
-        _escaped(results["verdict"]) if evaluation else _no_evaluation(results, elsewhere),
-        "",
-        "Run in this folder (elsewhere, use its path or its hub id):",
-        "",
-        "```python",
-        *how_to_load(task, results),
-        "```",
-        "",
-        "Weights are float32; figures come from predictions in float32.",
-        "",
-        "## How it was made",
-        "",
-        f"{_start(student)}; data: {_data(task)}.",
+    task = recipe.tasks_by_name[results["task"]]
+    own = _evaluation(recipe, results, results["task"])
+    others = [name for name in recipe.tasks_by_name if name != results["task"]]
+    elsewhere = [
+        found
+        for name in (others if own is None else ())
+        if (found := _evaluation(recipe, results, name)) is not None
     ]
-    if recipe.teachers:
-        what = {name: _model(model) for name, model in recipe.encoders.items()}
-        what |= {n: f"predictions in {_code(Path(f).name)}" for n, f in recipe.from_files.items()}
-        teachers = ", ".join(f"{name} ({what[name]})" for name in recipe.teachers)
-        lines += ["", f"Teachers: {teachers}."]
-        for teacher, why in left_out(results).items():
-            lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]
-    if followed := sorted(recipe.followed - {*recipe.teachers}):
-        lines += ["", f"Trained on the way, and teachers then: {', '.join(map(_code, followed))}."]
-    for judged in [evaluation] if evaluation else elsewhere:
-        of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
-        title = f"## {task_metric_of(judged).heading()} on {judged['split']}{of_task}"
-        lines += ["", title, *_tables(judged, results)]
     environment = results["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
-    lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
-    return "\n".join(lines) + "\n"
+    packages = ", ".join(f"{name} {v}" for name, v in environment["packages"].items() if v)
+    card = ModelCard.from_template(
+        _metadata(recipe, task, results, own),
+        template_path=str(Path(__file__).with_name("card.md.jinja")),
+        title=f"{recipe.name}: student {_code(results['student'])}",
+        result=_plain(results["verdict"]) if own else _no_evaluation(results, elsewhere),
+        usage="\n".join(how_to_load(task, results)),
+        made=list(_how_it_was_made(recipe, task, results)),
+        sections=[_section(one, results) for one in ([own] if own else elsewhere)],
+        versions=f"ds_distill {environment['ds_distill']}, {packages}.",
+        plain=_plain,
+    )
+    return f"{card}\n"
 
 
 def how_to_load(task: TaskSettings, results: dict[str, Any]) -> list[str]:
     """Lines of Python that read the shipped student, in its folder, and ask it."""
-    usage = TASKS[task.type].usage(task, _trained_on_pairs(results))
-    return [f"from transformers import {TASKS[task.type].imports}", "", *usage]
-
-
-def _start(student: Student) -> str:
-    """What the student is before any training."""
-    if student.config is not None:
-        sizes = student.config.model_dump(exclude_none=True)
-        of_its_own = ", ".join(f"{key} {size}" for key, size in sizes.items()) or "the same sizes"
-        if not student.is_random:
-            of = f"layers {student.layers}" if student.layers else "its first layers"
-            return (
-                f"Starts from parts of the weights of {_model(student.model)}: {of_its_own}, {of}"
-            )
-        return f"Starts from random weights, as {_model(student.model)} with {of_its_own}"
-    return f"Starts from {_model(student.model)}" + (
-        f", layers {student.layers}" if student.layers else ""
+    on_pairs = any(
+        model["output"] == results["student"] and model.get("pairs", False)
+        for model in trained_models(results)
     )
+    kind = TASKS[task.type]
+    return [f"from transformers import {kind.imports}", "", *kind.usage(task, on_pairs)]
+
+
+# ----------------------------------------------------------------------------- its figures
+
+
+def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str, Any] | None:
+    """The last evaluation of the shipped student on a split of a task that no phase has used."""
+    phases = list(recipe.phases_of(task))
+    used = {split for phase in phases for split in phase.learns_from}
+    if any(phase.outputs for phase in phases):
+        used.add(CHOOSING_SPLIT)  # it chooses epochs and students
+    found = evaluations_of_student(results)
+    unused = [one for one in found if one["task"] == task and one["split"] not in used]
+    return unused[-1] if unused else None
+
+
+def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> str:
+    if elsewhere:
+        tasks = ", ".join(_plain(evaluation["task"]) for evaluation in elsewhere)
+        return f"It was evaluated on other tasks than its own: {tasks}. Their figures are below."
+    splits = [record["split"] for record in records_of(results, "evaluation")]
+    why = "No evaluate phase came after it"
+    if splits:
+        why = f"It was evaluated only on data that was used to make it ({', '.join(splits)})"
+    return f"{why}, so this card has no figures."
+
+
+def _section(evaluation: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """All models, on examples that made none of this run's."""
+    of_task = "" if evaluation["task"] == results["task"] else f", task {evaluation['task']}"
+    trained = {model["output"] for model in trained_models(results)}
+    models = evaluation["models"].items()
+    teachers = [name for name, one in models if one["role"] == "teacher" and name not in trained]
+    names = ", ".join(map(_plain, teachers))
+    return {
+        "title": _plain(
+            f"{task_metric_of(evaluation).heading()} on {evaluation['split']}{of_task}"
+        ),
+        "unknown": f" Whether {names} had seen it is not known here: trained elsewhere."
+        if teachers
+        else "",
+        "tables": list(evaluation_tables(evaluation)),
+    }
 
 
 # -------------------------------------------------------------------------------- metadata
 
 
-def _base_model(student: Student) -> str | None:
-    """The hub id of the model whose weights the student starts from."""
-    return student.model if not student.is_random and _is_on_hub(student.model) else None
-
-
 def _metadata(
-    recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any] | None
+    recipe: Recipe, task: TaskSettings, results: dict[str, Any], evaluation: dict[str, Any] | None
 ) -> ModelCardData:
-    task = _task(recipe, results)
-    hub_data = [path for path in _paths(task) if _is_hub_data(path)]
+    figures: dict[str, Any] = {}
+    if evaluation is not None:
+        own = evaluation["models"][results["student"]]
+        metrics = {n: m for n, m in metrics_of(evaluation).items() if m.hub_name}
+        figures["metrics"] = list(dict.fromkeys(metric.hub_name for metric in metrics.values()))
+        figures["model_name"] = recipe.name
+        figures["eval_results"] = [
+            EvalResult(
+                task_type=TASKS[task.type].pipeline,
+                **_split_on_hub(task, evaluation["split"]),
+                metric_type=metric.hub_name,
+                metric_name=metric.heading(),
+                metric_value=round(own[name], 4),
+            )
+            for name, metric in metrics.items()
+            if own[name] is not None
+        ]
+    student = recipe.student
+    is_named = not student.is_random and _is_on_hub(student.model)
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=TASKS[task.type].pipeline,
         tags=["knowledge-distillation", "ds-distill"],
-        base_model=_base_model(recipe.student),
-        datasets=hub_data or None,
-        metrics=_hub_metrics(evaluation) if evaluation else None,
-        model_name=recipe.name if evaluation else None,
-        eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
+        base_model=student.model if is_named else None,
+        datasets=[path for path in _paths(task) if _is_hub_data(path)] or None,
+        **figures,
         **_inherited(recipe),
     )
 
@@ -133,16 +156,15 @@ def _metadata(
 def _inherited(recipe: Recipe) -> dict[str, Any]:
     """Licence and language from the card of the student's initial model; empty where it has none or
     cannot be read, or is none of whose weights the student has some."""
-    if recipe.student.is_random:
+    student = recipe.student
+    if student.is_random:
         return {}
-    reference = resolve_model(recipe.student.model, recipe.models_folder)
+    reference = resolve_model(student.model, recipe.models_folder)
     try:
         card = Path(reference) / "README.md"
-        if not Path(reference).is_dir():
-            revision = recipe.student.revision
-            card = Path(
-                hf_hub_download(reference, "README.md", revision=revision, etag_timeout=5.0)
-            )
+        if not card.parent.is_dir():
+            given: dict[str, Any] = {"revision": student.revision, "etag_timeout": 5.0}
+            card = Path(hf_hub_download(reference, "README.md", **given))
         metadata = metadata_load(card) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
@@ -152,30 +174,6 @@ def _inherited(recipe: Recipe) -> dict[str, Any]:
         return bool(values) and all(isinstance(item, str) for item in values)
 
     return {key: metadata[key] for key in _INHERITED if is_plain(metadata.get(key))}
-
-
-def _hub_metrics(evaluation: dict[str, Any]) -> list[str]:
-    metrics = metrics_of(evaluation).values()
-    return list(dict.fromkeys(metric.hub_name for metric in metrics if metric.hub_name))
-
-
-def _eval_results(
-    recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
-) -> list[EvalResult]:
-    own = evaluation["models"][results["student"]]
-    task = _task(recipe, results)
-    judged_on = _split_on_hub(task, evaluation["split"])
-    return [
-        EvalResult(
-            task_type=TASKS[task.type].pipeline,
-            **judged_on,
-            metric_type=metric.hub_name,
-            metric_name=metric.heading(),
-            metric_value=round(own[name], 4),
-        )
-        for name, metric in metrics_of(evaluation).items()
-        if metric.hub_name and own[name] is not None
-    ]
 
 
 def _split_on_hub(task: TaskSettings, split: str) -> dict[str, Any]:
@@ -197,89 +195,45 @@ def _split_on_hub(task: TaskSettings, split: str) -> dict[str, Any]:
     }
 
 
-def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str, Any] | None:
-    """The last evaluation of the shipped student on a split of a task that no phase has used."""
-    phases = list(recipe.phases_of(task))
-    used = {split for phase in phases for split in phase.learns_from}
-    if any(phase.outputs for phase in phases):
-        used.add(CHOOSING_SPLIT)  # it chooses epochs and students
-    found = [
-        record
-        for record in evaluations_of_student(results)
-        if record["task"] == task and record["split"] not in used
-    ]
-    return found[-1] if found else None
-
-
-def _elsewhere(recipe: Recipe, results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same of other tasks, as where a student of all types of entities is judged by type."""
-    others = [task for task in recipe.tasks_by_name if task != results["task"]]
-    found = [_evaluation(recipe, results, task) for task in others]
-    return [evaluation for evaluation in found if evaluation is not None]
-
-
-def _ready_teachers(results: dict[str, Any], evaluation: dict[str, Any]) -> list[str]:
-    """Teachers in an evaluation that no phase has trained."""
-    trained = {model["output"] for model in trained_models(results)}
-    models = evaluation["models"].items()
-    return [name for name, one in models if one["role"] == "teacher" and name not in trained]
-
-
-def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> str:
-    if elsewhere:
-        tasks = ", ".join(_escaped(evaluation["task"]) for evaluation in elsewhere)
-        return f"It was evaluated on other tasks than its own: {tasks}. Their figures are below."
-    splits = [record["split"] for record in records_of(results, "evaluation")]
-    why = "No evaluate phase came after it"
-    if splits:
-        why = f"It was evaluated only on data that was used to make it ({', '.join(splits)})"
-    return f"{why}, so this card has no figures."
-
-
 # ------------------------------------------------------------------------------------ text
 
 
-def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
-    """The shipped student's task."""
-    return recipe.tasks_by_name[results["task"]]
+def _how_it_was_made(
+    recipe: Recipe, task: TaskSettings, results: Mapping[str, Any]
+) -> Iterator[str]:
+    """Paragraphs."""
+    own, *others = (_code(_name_of_data(path)) for path in _paths(task))
+    if _is_hub_data(task.data.path) and task.data.config:
+        own += f" ({_code(task.data.config)})"
+    yield f"{_start(recipe.student)}; data: {', '.join([own, *others])}."
+    if recipe.teachers:
+        what = {name: _model(model) for name, model in recipe.encoders.items()}
+        what |= {n: f"predictions in {_code(Path(f).name)}" for n, f in recipe.from_files.items()}
+        yield f"Teachers: {', '.join(f'{name} ({what[name]})' for name in recipe.teachers)}."
+        for teacher, why in left_out(results).items():
+            yield f"Left out: {teacher}, which {_plain(why)}."
+    if followed := sorted(recipe.followed - {*recipe.teachers}):
+        yield f"Trained on the way, and teachers then: {', '.join(map(_code, followed))}."
 
 
-def _trained_on_pairs(results: dict[str, Any]) -> bool:
-    """Whether the shipped student was trained on pairs of texts."""
-    return any(
-        model["output"] == results["student"] and model.get("pairs", False)
-        for model in trained_models(results)
-    )
-
-
-def _unknown(ready: list[str]) -> str:
-    """What is not known of teachers that came trained."""
-    names = ", ".join(map(_escaped, ready))
-    return f" Whether {names} had seen it is not known here: trained elsewhere." if ready else ""
-
-
-def _tables(evaluation: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
-    """All models, on examples that made none of this run's."""
-    ready = _ready_teachers(results, evaluation)
-    yield f"\nOn a split that was not used to make the models.{_unknown(ready)}"
-    first, *rest = evaluation_tables(evaluation)
-    for table in (first, *rest):
-        title = f"### {_escaped(table.title)}\n\n" if table is not first else ""
-        yield f"\n{title}{table.markdown(_escaped)}"
-        yield f"\n{_escaped(' '.join(table.notes))}"
+def _start(student: Student) -> str:
+    """What the student is before any training."""
+    model = _model(student.model)
+    layers = f"layers {student.layers}" if student.layers else ""
+    if student.config is None:
+        return f"Starts from {model}{f', {layers}' if layers else ''}"
+    sizes = student.config.model_dump(exclude_none=True)
+    of_its_own = ", ".join(f"{key} {size}" for key, size in sizes.items()) or "the same sizes"
+    if student.is_random:
+        return f"Starts from random weights, as {model} with {of_its_own}"
+    of = layers or "its first layers"
+    return f"Starts from parts of the weights of {model}: {of_its_own}, {of}"
 
 
 def _model(reference: str) -> str:
     if _is_on_hub(reference) or reference.startswith("pkg:"):
         return _code(reference)
     return f"the local folder {_code(Path(reference).name)}"
-
-
-def _data(task: TaskSettings) -> str:
-    own, *others = map(_code, map(_name_of_data, _paths(task)))
-    named = task.data.config if _is_hub_data(task.data.path) else None
-    config = f" ({_code(named)})" if named else ""
-    return ", ".join([own + config, *others])
 
 
 def _paths(task: TaskSettings) -> list[str]:
@@ -306,17 +260,10 @@ def _is_on_hub(reference: str) -> bool:
     return is_name and not Path(reference).expanduser().is_dir()
 
 
-def _escaped(text: str) -> str:
-    """A text escaped for one line of Markdown, also in a table cell, where it is neither markup nor
-    HTML, a link or an active character."""
-    line = " ".join(visible(text).split())
-    line = re.sub(r"[\\`*_{}\[\]<>()#+!|~&$@=^-]|[.:/](?=\w|/)", r"\\\g<0>", line)
-    line = re.sub(r"^(\d+)\.", r"\1\\.", line)  # no item of a list
-    return re.sub(r"(?<=\d)\\\.(?=\d)", ".", line)  # in a number: no link
+def _plain(text: str) -> str:
+    """A text for a line or a cell of a table: no HTML, which strangers' labels may hold."""
+    return escape(" ".join(visible(text).split()), quote=False).replace("|", r"\|")
 
 
 def _code(text: str) -> str:
-    """A code span, with one backtick more than the longest run of backticks in the text."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    ticks, space = "`" * (longest + 1), " " if "`" in text else ""
-    return f"{ticks}{space}{' '.join(visible(text).split())}{space}{ticks}"
+    return f"`{' '.join(visible(text).split())}`"

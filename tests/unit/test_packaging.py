@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert tops == {"ds_distill", "ds_configs", "ds_kernels"}
     wanted = [
         *(ROOT / "ds_distill").rglob("*.py"),
-        *(ROOT / "ds_distill").rglob("page.*"),
+        *(ROOT / "ds_distill" / "reporting").glob("*.[jhc]*"),
         ROOT / "ds_distill" / "py.typed",
         *(ROOT / "ds_configs").rglob("*.json"),
         *(ROOT / "ds_configs").rglob("*.yaml"),
