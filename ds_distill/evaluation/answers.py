@@ -106,6 +106,9 @@ class AnswerPredictions(Predictions):
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         return cls(*json.loads(arrays["answers"].tobytes()))
 
+    def numbers(self) -> dict[str, int]:
+        return {"examples": len(self), "windows": self.windows}
+
     def same_examples(self, other: Predictions) -> bool:
         return isinstance(other, AnswerPredictions) and self.right == other.right
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.scores import build_metrics, classification_report
+from ds_distill.evaluation.scores import build_metrics, model_report
 
 
 @torch.no_grad()
@@ -48,4 +48,4 @@ def evaluate(
         raise ValueError("none of the examples has a label: there is nothing to compare with")
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     predictions = ClassPredictions.labelled(torch.cat(scores).numpy(), torch.cat(truth).numpy())
-    return classification_report(predictions, names, build_metrics("classes", names))
+    return model_report(predictions, build_metrics("classes", names), names)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from scipy.special import logsumexp, softmax
+from scipy.special import expit, logsumexp, softmax
+
+from ds_distill.errors import UserError
+from ds_distill.recipe.metrics.classes import bin_of
+
+DENSE_CLASSES = 100
+"""With more classes a report has the confusion matrix's counts that are not 0 alone."""
+
+RELIABILITY_BINS = 15
+"""Of the figure of reliability: as many as the calibration error has by default."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,17 @@ class Predictions:
     def __len__(self) -> int:
         """N."""
         raise NotImplementedError
+
+    def numbers(self) -> dict[str, int]:
+        """How many examples there are, and what else is counted."""
+        return {"examples": len(self)}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        """What a report has beside metrics, by class and by confidence.
+
+        names: of the task's classes.
+        """
+        return {}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
@@ -80,6 +100,13 @@ class ClassPredictions(Predictions):
             for index, name in enumerate(names)
         }
 
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "per_class": self.per_class(names),
+            "confusion": confusion_counts(self, len(names)),
+            "reliability": reliability(self.confidence, self.predicted == self.labels),
+        }
+
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, C] each: which class is predicted, and which is the label."""
         classes = np.arange(self.logits.shape[1])
@@ -124,6 +151,17 @@ class LabelPredictions(Predictions):
         counts = np.stack([part.sum(axis=0) for part in (predicted & there, predicted, there)])
         return dict(zip(names, counts.T.tolist(), strict=True))
 
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        """Confidence is the probability of each label of each example, which is right where the
+        label is there."""
+        known = self.labels >= 0
+        probabilities = expit(self.logits[known].astype(np.float64))
+        return {
+            "per_class": self.per_class(names),
+            "class_counts": self.class_counts(names),
+            "reliability": reliability(probabilities, self.labels[known] == 1),
+        }
+
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, L] each: which labels are predicted, and which are there."""
         return (self.logits > 0) & (self.labels >= 0), self.labels == 1
@@ -155,6 +193,20 @@ class TokenScores(Predictions):
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def numbers(self) -> dict[str, int]:
+        """Raises UserError where no token is masked."""
+        tokens = int(self.tokens.sum())
+        if tokens == 0:
+            raise UserError(
+                "a split has no token that is masked, so there is nothing to measure: its texts "
+                "are too few or too short for task.masking.rate. Add texts to it, or raise the "
+                "rate."
+            )
+        return {"examples": len(self), "tokens": tokens}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return {} if self.words is None else {"hidden_words": int(self.words.sum())}
+
     def right_counts(self) -> np.ndarray:
         """How many masked tokens are right, and how many there are: float64 [N, 2]."""
         return np.stack([self.right, self.tokens], axis=1).astype(np.float64)
@@ -185,3 +237,35 @@ def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) ->
     """
     found = np.bincount(labels * classes + predicted, minlength=classes**2)
     return found.reshape(classes, classes)
+
+
+def confusion_counts(
+    predictions: ClassPredictions, classes: int
+) -> list[list[int]] | dict[str, list[int]]:
+    """The confusion matrix as JSON: rows of counts, true classes by predicted. With more than
+    DENSE_CLASSES classes nearly all are 0, and it is the others alone: `true`, `predicted` (class
+    ids) and `count`, one element for each."""
+    labels, predicted = predictions.labels, predictions.predicted
+    if classes <= DENSE_CLASSES:
+        dense: list[list[int]] = confusion_matrix(labels, predicted, classes).tolist()
+        return dense
+    cells, counts = np.unique(labels * classes + predicted, return_counts=True)
+    rows, columns = np.divmod(cells, classes)
+    return {"true": rows.tolist(), "predicted": columns.tolist(), "count": counts.tolist()}
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    """Of each bin of confidence that holds a prediction: the mean confidence, the accuracy, and how
+    many predictions it holds.
+
+    confidence: float64 [N], probabilities. right: bool [N].
+    """
+    bins = bin_of(confidence, RELIABILITY_BINS)
+    return [
+        {
+            "confidence": float(confidence[here].mean()),
+            "accuracy": float(right[here].mean()),
+            "count": int(here.sum()),
+        }
+        for here in (bins == number for number in np.unique(bins))
+    ]

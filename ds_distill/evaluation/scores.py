@@ -7,28 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.predictions import (
-    ClassPredictions,
-    LabelPredictions,
-    NumberPredictions,
-    TokenScores,
-    confusion_matrix,
-)
+from ds_distill.evaluation.predictions import Predictions, TokenScores
 from ds_distill.process.activity import marked
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS, reported_metrics
-from ds_distill.recipe.metrics.classes import bin_of
 from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
-
-DENSE_CLASSES = 100
-"""With more classes a report has the confusion matrix's counts that are not 0 alone."""
-
-RELIABILITY_BINS = 15
-"""Of the figure of reliability: as many as the calibration error has by default."""
 
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
@@ -65,94 +51,22 @@ def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[
     return values
 
 
-def classification_report(
-    predictions: ClassPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
+def model_report(
+    predictions: Predictions, metrics: Mapping[str, Metric[Any]], names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Examples, metrics, accuracy per class, `confusion_counts`, reliability."""
-    return {
-        "examples": len(predictions),
-        **metric_values(predictions, metrics),
-        "per_class": predictions.per_class(names),
-        "confusion": confusion_counts(predictions, len(names)),
-        "reliability": reliability(
-            predictions.confidence, predictions.predicted == predictions.labels
-        ),
-    }
+    """What an evaluation says of a model: numbers of what was judged, metrics, and by class and
+    confidence what there is. Of a masked-LM that knows more tokens than others `own_tokens`: the
+    same over all that it knows.
 
+    names: of the task's classes.
 
-def confusion_counts(
-    predictions: ClassPredictions, classes: int
-) -> list[list[int]] | dict[str, list[int]]:
-    """The confusion matrix as JSON: rows of counts, true classes by predicted. With more than
-    DENSE_CLASSES classes nearly all are 0, and it is the others alone: `true`, `predicted` (class
-    ids) and `count`, one element for each."""
-    labels, predicted = predictions.labels, predictions.predicted
-    if classes <= DENSE_CLASSES:
-        dense: list[list[int]] = confusion_matrix(labels, predicted, classes).tolist()
-        return dense
-    cells, counts = np.unique(labels * classes + predicted, return_counts=True)
-    rows, columns = np.divmod(cells, classes)
-    return {"true": rows.tolist(), "predicted": columns.tolist(), "count": counts.tolist()}
-
-
-def label_report(
-    predictions: LabelPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
-) -> dict[str, Any]:
-    """Examples, metrics, F1 and `class_counts` of each label, reliability: of the probability of
-    each label of each example, which is right where the label is there."""
-    known = predictions.labels >= 0
-    return {
-        "examples": len(predictions),
-        **metric_values(predictions, metrics),
-        "per_class": predictions.per_class(names),
-        "class_counts": predictions.class_counts(names),
-        "reliability": reliability(
-            expit(predictions.logits[known].astype(np.float64)), predictions.labels[known] == 1
-        ),
-    }
-
-
-def reliability(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
-    """Of each bin of confidence that holds a prediction: the mean confidence, the accuracy, and how
-    many predictions it holds.
-
-    confidence: float64 [N], probabilities. right: bool [N].
+    Raises UserError where a metric is not defined for these examples.
     """
-    bins = bin_of(confidence, RELIABILITY_BINS)
-    return [
-        {
-            "confidence": float(confidence[here].mean()),
-            "accuracy": float(right[here].mean()),
-            "count": int(here.sum()),
-        }
-        for here in (bins == number for number in np.unique(bins))
-    ]
-
-
-def masked_lm_report(scores: TokenScores, metrics: Mapping[str, Metric[Any]]) -> dict[str, Any]:
-    """Examples, masked tokens that all models know, metrics over these; hidden words; of a model
-    that knows more tokens, `own_tokens`: the same over all that it knows. Raises UserError when no
-    token is masked."""
-    tokens = int(scores.tokens.sum())
-    if tokens == 0:
-        raise UserError(
-            "a split has no token that is masked, so there is nothing to measure: its texts are "
-            "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
-        )
-    found: dict[str, Any] = {"examples": len(scores), "tokens": tokens}
-    found |= metric_values(scores, metrics)
-    if scores.words is not None:
-        found["hidden_words"] = int(scores.words.sum())
-    if (own := scores.of_own) is not None:
+    found: dict[str, Any] = {**predictions.numbers(), **metric_values(predictions, metrics)}
+    found |= predictions.details(names)
+    if isinstance(predictions, TokenScores) and (own := predictions.of_own) is not None:
         found["own_tokens"] = {"tokens": int(own.tokens.sum()), **metric_values(own, metrics)}
     return found
-
-
-def regression_report(
-    predictions: NumberPredictions, metrics: Mapping[str, Metric[Any]]
-) -> dict[str, Any]:
-    """Examples, metrics."""
-    return {"examples": len(predictions), **metric_values(predictions, metrics)}
 
 
 # ------------------------------------------------------------------------------ two models

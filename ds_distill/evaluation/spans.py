@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,17 @@ class SpanPredictions(TagPredictions):
     def __len__(self) -> int:
         """Q: the windows of a context are not independent, and are resampled together."""
         return len(self.words.firsts)
+
+    def numbers(self) -> dict[str, int]:
+        words = self.words
+        of_words = {
+            "words": int(words.counted.sum()) + words.lost,
+            "words_without_token": words.lost,
+        }
+        return {"examples": len(self), "windows": len(words), **of_words}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return self.of_confidence()
 
     @cached_property
     def spans(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import softmax
@@ -16,7 +16,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import IOB2, Entities
 
 from ds_distill.data.words import Words
-from ds_distill.evaluation.predictions import Predictions
+from ds_distill.evaluation.predictions import Predictions, reliability
 from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.metric import f1
 from ds_distill.recipe.tags import OUTSIDE, are_entities, entity_types, type_of
@@ -48,6 +48,24 @@ class TagPredictions(Predictions):
     def __len__(self) -> int:
         """N: examples are resampled whole, because the words of one are not independent."""
         return len(self.words)
+
+    def numbers(self) -> dict[str, int]:
+        without_token = int((~self.words.counted).sum())
+        words = {"words": len(self.labels), "words_without_token": without_token}
+        return {"examples": len(self), **words}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "per_class": self.per_class(names),
+            "class_counts": self.class_counts(names),
+            **self.of_confidence(),
+        }
+
+    def of_confidence(self) -> dict[str, Any]:
+        """Of the words that count."""
+        counted = self.words.counted
+        right = (self.predicted == self.labels)[counted]
+        return {"reliability": reliability(self.confidence[counted], right)}
 
     @cached_property
     def predicted(self) -> np.ndarray:

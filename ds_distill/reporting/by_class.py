@@ -106,7 +106,7 @@ def confusions(models: Mapping[str, Any], judged: str) -> Section | None:
 def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
     """(class, predicted) -> examples, without those that are 0.
 
-    confusion: as `ds_distill.evaluation.scores.confusion_counts` makes it.
+    confusion: as `ds_distill.evaluation.predictions.confusion_counts` makes it.
     """
     if isinstance(confusion, dict):
         cells = zip(confusion["true"], confusion["predicted"], confusion["count"], strict=True)

@@ -126,8 +126,9 @@ def _metadata(
     figures: dict[str, Any] = {}
     if evaluation is not None:
         own = evaluation["models"][results["student"]]
-        metrics = {n: m for n, m in metrics_of(evaluation).items() if m.hub_name}
-        figures["metrics"] = list(dict.fromkeys(metric.hub_name for metric in metrics.values()))
+        metrics = metrics_of(evaluation)
+        hub_names = (metric.hub_name for metric in metrics.values())
+        figures["metrics"] = list(dict.fromkeys(filter(None, hub_names)))
         figures["model_name"] = recipe.name
         figures["eval_results"] = [
             EvalResult(
@@ -138,7 +139,7 @@ def _metadata(
                 metric_value=round(own[name], 4),
             )
             for name, metric in metrics.items()
-            if own[name] is not None
+            if metric.hub_name and own[name] is not None
         ]
     student = recipe.student
     is_named = not student.is_random and _is_on_hub(student.model)

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ds_distill.evaluation.scores import RELIABILITY_BINS
+from ds_distill.evaluation.predictions import RELIABILITY_BINS
 from ds_distill.reporting.by_class import by_class, confusions
 from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import Block, Figure, Figures, Fold, Page, Section, Text, tag

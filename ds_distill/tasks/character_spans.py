@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.evaluation.label_order import LabelDoubt
-from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN
@@ -41,20 +40,6 @@ class CharacterSpansKind(TokenClassificationKind):
         of_labelled = np.flatnonzero(examples.labelled)
         known, rows = examples.at(of_labelled), examples.rows_of(of_labelled)
         return SpanPredictions(predictions[rows], known.labels, context_words(known), self.labels)
-
-    def report(self, scored: Any) -> dict[str, Any]:
-        """Confidence is that of words that count."""
-        words = scored.words
-        counted, lost = words.counted, words.lost
-        right = (scored.predicted == scored.labels)[counted]
-        return {
-            "examples": len(scored),
-            "windows": len(words),
-            "words": int(counted.sum()) + lost,
-            "words_without_token": lost,
-            **metric_values(scored, self.metrics),
-            "reliability": reliability(scored.confidence[counted], right),
-        }
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]

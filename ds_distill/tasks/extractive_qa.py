@@ -23,7 +23,6 @@ from ds_distill.evaluation.answers import (
     best_spans,
     ranked_answers,
 )
-from ds_distill.evaluation.scores import metric_values
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import ExtractiveQA
@@ -92,14 +91,6 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         ]
         right = examples.windows.table.select(firsts[known])["answers"][:]
         return AnswerPredictions(ranked, right, int(examples.labelled.sum()))
-
-    def report(self, scored: AnswerPredictions) -> dict[str, Any]:
-        """Questions, windows, metrics."""
-        return {
-            "examples": len(scored),
-            "windows": scored.windows,
-            **metric_values(scored, self.metrics),
-        }
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]

@@ -18,7 +18,7 @@ from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.predict import Bar, ModelRunner
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
-from ds_distill.evaluation.scores import build_metrics
+from ds_distill.evaluation.scores import build_metrics, model_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_model
 from ds_distill.models.reference import ModelReference
@@ -186,9 +186,9 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """Predictions for the examples that count, as the task's metrics read them; see
         `ds_distill.evaluation.predictions`."""
 
-    @abstractmethod
     def report(self, scored: Any) -> dict[str, Any]:
-        """Numbers of predictions and all metrics: JSON values."""
+        """See `ds_distill.evaluation.scores.model_report`: JSON values."""
+        return model_report(scored, self.metrics, self.labels)
 
     @abstractmethod
     def baseline(

@@ -23,7 +23,6 @@ from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.engine.predict import Bar, ModelRunner, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.scores import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
@@ -126,9 +125,6 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
 
     def scored(self, predictions: TokenScores, examples: Examples) -> TokenScores:
         return predictions
-
-    def report(self, scored: TokenScores) -> dict[str, Any]:
-        return masked_lm_report(scored, self.metrics)
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.predictions import LabelPredictions
-from ds_distill.evaluation.scores import label_report
 from ds_distill.models.reference import ModelReference
 from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.single_label import Classification
@@ -48,9 +47,6 @@ class MultiLabelKind(Classification):
     def scored(self, predictions: np.ndarray, examples: Examples) -> LabelPredictions:
         known = examples.labelled
         return LabelPredictions(predictions[known], examples.labels[known])
-
-    def report(self, scored: LabelPredictions) -> dict[str, Any]:
-        return label_report(scored, self.labels, self.metrics)
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]

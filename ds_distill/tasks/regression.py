@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import NumberDoubt
 from ds_distill.evaluation.predictions import NumberPredictions
-from ds_distill.evaluation.scores import regression_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import Regression
@@ -61,9 +60,6 @@ class RegressionKind(SequenceKind[Regression]):
         known = examples.labelled
         numbers = predictions[known, 0].astype(np.float64)
         return NumberPredictions(numbers, examples.labels[known].astype(np.float64))
-
-    def report(self, scored: NumberPredictions) -> dict[str, Any]:
-        return regression_report(scored, self.metrics)
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]

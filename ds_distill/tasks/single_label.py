@@ -12,7 +12,6 @@ from ds_distill.data.batches import Examples
 from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import LabelDoubt, label_doubt
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.classes import Accuracy
@@ -87,6 +86,3 @@ class SingleLabelKind(OneLabelKind):
 
     def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
         return ClassPredictions.labelled(predictions, examples.labels)
-
-    def report(self, scored: ClassPredictions) -> dict[str, Any]:
-        return classification_report(scored, self.labels, self.metrics)

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import prepare
-from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.tasks import TokenClassification
@@ -59,17 +58,3 @@ class TokenClassificationKind(OneLabelKind):
         assert known.words is not None
         own, words = known.words.whole()
         return TagPredictions(predictions[rows[own]], known.labels[own], words, self.labels)
-
-    def report(self, scored: Any) -> dict[str, Any]:
-        """Confidence is that of words that count."""
-        counted = scored.words.counted
-        right = (scored.predicted == scored.labels)[counted]
-        return {
-            "examples": len(scored),
-            "words": len(scored.labels),
-            "words_without_token": int((~counted).sum()),
-            **metric_values(scored, self.metrics),
-            "per_class": scored.per_class(self.labels),
-            "class_counts": scored.class_counts(self.labels),
-            "reliability": reliability(scored.confidence[counted], right),
-        }

@@ -21,7 +21,7 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.scores import build_metric, build_metrics, classification_report
+from ds_distill.evaluation.scores import build_metric, build_metrics, model_report
 from ds_distill.parts import (
     Candidate,
     Needs,
@@ -150,7 +150,7 @@ def test_a_metric_is_its_class_alone(monkeypatch):
     monkeypatch.setitem(METRICS["classes"], "half", Half)
     predictions = ClassPredictions(np.eye(3)[:2], np.array([0, 1]))
     metrics = build_metrics("classes", "abc")
-    report = classification_report(predictions, "abc", metrics)
+    report = model_report(predictions, metrics, "abc")
     assert report["half"] == 1.0 and report["accuracy"] == 1.0
     settings = TypeAdapter(OneMetric).validate_python({"name": "half"})
     assert isinstance(build_metric("classes", settings, "abc"), Half)

@@ -26,7 +26,7 @@ from ds_distill.engine.predict import score_tokens
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.scores import build_metrics, masked_lm_report
+from ds_distill.evaluation.scores import build_metrics, model_report
 from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config
@@ -341,7 +341,7 @@ def test_scores_are_those_of_a_plain_loop(
                 tokens += 1
             assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
             assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
-    report = masked_lm_report(found["first"], build_metrics("masked tokens"))
+    report = model_report(found["first"], build_metrics("masked tokens"))
     total = found["first"].tokens.sum()
     assert report["tokens"] == total > len(TEXTS) / 2
     assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
@@ -350,4 +350,4 @@ def test_scores_are_those_of_a_plain_loop(
 def test_without_masked_tokens_there_is_nothing_to_measure() -> None:
     nothing = np.zeros(3)
     with pytest.raises(UserError, match=r"task\.masking\.rate"):
-        masked_lm_report(TokenScores(nothing, nothing, nothing), build_metrics("masked tokens"))
+        model_report(TokenScores(nothing, nothing, nothing), build_metrics("masked tokens"))

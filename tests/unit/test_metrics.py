@@ -21,10 +21,9 @@ from ds_distill.evaluation.predictions import (
 from ds_distill.evaluation.scores import (
     build_metric,
     build_metrics,
-    classification_report,
     comparisons,
-    masked_lm_report,
     metric_values,
+    model_report,
     to_teacher,
 )
 from ds_distill.recipe.metrics import METRICS
@@ -232,7 +231,7 @@ def test_what_is_not_known_of_a_label_is_left_out():
 
 def report_of(logits, labels, names):
     predictions = ClassPredictions.labelled(np.asarray(logits), np.asarray(labels))
-    return classification_report(predictions, names, build_metrics("classes", names))
+    return model_report(predictions, build_metrics("classes", names), names)
 
 
 @pytest.mark.filterwarnings("error")
@@ -296,7 +295,7 @@ def test_a_student_against_its_teachers():
     roles = {name: name for name in predicted}
     models = {name: ClassPredictions(one_hot(of), labels) for name, of in predicted.items()}
     metrics = build_metrics("classes", NAMES)
-    reports = {name: classification_report(of, NAMES, metrics) for name, of in models.items()}
+    reports = {name: model_report(of, metrics, NAMES) for name, of in models.items()}
     [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"])
     assert to_teacher_["student"] == to_control["student"] == "student"
     assert to_teacher_["retention"] == pytest.approx((6 / 8) / (6 / 8))
@@ -337,12 +336,12 @@ def test_a_unigram_is_what_counting_says():
     assert np.exp(unigram.log_probs).sum() == pytest.approx(1)
 
 
-def test_masked_lm_report_is_over_tokens_not_texts():
+def test_a_report_of_masked_tokens_is_over_tokens_not_texts():
     """Three texts with 4, 1 and 0 hidden tokens."""
     scores = TokenScores(
         loss=np.array([6.0, 4.0, 0.0]), right=np.array([3.0, 0.0, 0.0]), tokens=np.array([4, 1, 0])
     )
-    assert masked_lm_report(scores, build_metrics("masked tokens")) == {
+    assert model_report(scores, build_metrics("masked tokens")) == {
         "examples": 3,
         "tokens": 5,
         "accuracy": 3 / 5,
@@ -358,7 +357,7 @@ def test_a_model_that_knows_more_tokens_is_reported_on_all_and_on_hidden_words()
         word_loss=np.array([9.0, 3.0]),
         words=np.array([3.0, 0.0]),
     )
-    report = masked_lm_report(scores, build_metrics("masked tokens"))
+    report = model_report(scores, build_metrics("masked tokens"))
     assert (report["tokens"], report["accuracy"], report["loss"]) == (6, 4 / 6, 8 / 6)
     assert (report["hidden_words"], report["word_loss"]) == (3, 4.0)
     own = report["own_tokens"]

@@ -12,7 +12,7 @@ import pytest
 
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
-from ds_distill.evaluation.scores import build_metrics, comparisons, difference, regression_report
+from ds_distill.evaluation.scores import build_metrics, comparisons, difference, model_report
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.report import report
 from ds_distill.reporting.result_tables import evaluation_tables
@@ -34,7 +34,7 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
     metric = METRICS_OF_NUMBERS["pearson"]
     scored = {name: NumberPredictions(each, truth) for name, (_, each) in predicted.items()}
     baseline = NumberPredictions(np.full(60, 0.5), truth)
-    reports = {name: regression_report(one, METRICS_OF_NUMBERS) for name, one in scored.items()}
+    reports = {name: model_report(one, METRICS_OF_NUMBERS) for name, one in scored.items()}
     roles = {name: role for name, (role, _) in predicted.items()}
     record = {
         "phase": "evaluate",
@@ -59,7 +59,7 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
             "answer": "0.5",
             "rule": "the mean label",
             "split": "train",
-            **regression_report(baseline, METRICS_OF_NUMBERS),
+            **model_report(baseline, METRICS_OF_NUMBERS),
         },
         "comparisons": comparisons(scored, roles, reports, metric),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from papers_markdown import RESULTS, page_of
 
-from ds_distill.evaluation.scores import RELIABILITY_BINS
+from ds_distill.evaluation.predictions import RELIABILITY_BINS
 from ds_distill.files import new_file, read_json
 
 FIGURE = page_of("doktra").with_name("doktra-reliability.svg")
