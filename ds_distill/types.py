@@ -51,9 +51,9 @@ class Signals:
     of the task's, in their order."""
     attention: Mapping[int, AttentionInputs] = field(default_factory=dict)
     """Layer -> the inputs of its attention, of every token of the batch's examples."""
-    given: torch.Tensor | None = None
+    reported: torch.Tensor | None = None
     """bool [n]: the rows of which it says something, of a teacher whose predictions are in a file
-    that may lack some; of the others its logits are 0. None: all."""
+    that may lack some; of the others its logits are read as 0. None: all."""
 
     def __post_init__(self) -> None:
         output, classes = self.output, self.classes
@@ -81,6 +81,8 @@ class Signals:
             raise ValueError(
                 "these signals are as a cache stores them: decode them with to(device)"
             )
+        if self.reported is not None:
+            return torch.where(self.reported[:, None], self.output, 0.0)  # 0 times NaN would be NaN
         return self.output
 
     @property
@@ -121,9 +123,12 @@ class Signals:
         states = {layer: state.index_select(0, rows) for layer, state in self.hidden.items()}
         if self.output is None:
             return replace(self, hidden=states)
-        if self.given is not None:
-            logits, given = self.logits.index_select(0, rows), self.given.index_select(0, rows)
-            return replace(self, output=logits, hidden=states, given=given)
+        if self.reported is not None:
+            logits, reported = (
+                self.logits.index_select(0, rows),
+                self.reported.index_select(0, rows),
+            )
+            return replace(self, output=logits, hidden=states, reported=reported)
         if self.head is not None and not self.has_made_logits:
             features = self.head.features.index_select(0, rows)
             return replace(self, output=replace(self.head, features=features), hidden=states)
@@ -165,7 +170,7 @@ class Signals:
             output=output,
             hidden={layer: of(state) for layer, state in self.hidden.items()},
             classes=None if self.classes is None else of(self.classes),
-            given=None if self.given is None else of(self.given),
+            reported=None if self.reported is None else of(self.reported),
         )
 
     def dummy(self) -> Signals:
@@ -175,8 +180,8 @@ class Signals:
             layer: state.new_zeros(1, state.shape[1]) for layer, state in decoded.hidden.items()
         }
         zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
-        given = None if decoded.given is None else torch.zeros(1, dtype=torch.bool)
-        return replace(decoded, output=zeros, hidden=states, given=given)
+        reported = None if decoded.reported is None else torch.zeros(1, dtype=torch.bool)
+        return replace(decoded, output=zeros, hidden=states, reported=reported)
 
 
 @dataclass(frozen=True)
@@ -240,7 +245,7 @@ class Batch:
             None: no row has one; a term or policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run. Terms
-            that compare with teachers leave out rows of which none says something (`given`).
+            that compare with teachers leave out rows of which none says something (`reported`).
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count their own. Else
             `all` (which may be given, to leave rows out) has every row, `labelled` the labelled.
         epoch, progress: the number that random policies depend on; the share of the training that
@@ -332,12 +337,12 @@ def with_taught(
 ) -> dict[str, torch.Tensor]:
     """A batch's row sets, with `TAUGHT` where a cached teacher may say nothing of some rows: those
     of `all` of which one says something."""
-    given = [of.given for of in signals.values() if of.given is not None]
-    if not given:
+    reported = [of.reported for of in signals.values() if of.reported is not None]
+    if not reported:
         return dict(sets)
     rows = sets["all"]
-    if len(given) == len(signals):
-        rows = rows[torch.stack(given).any(dim=0)[rows]]
+    if len(reported) == len(signals):
+        rows = rows[torch.stack(reported).any(dim=0)[rows]]
     return {**sets, TAUGHT: rows}
 
 

@@ -25,7 +25,7 @@ ROOMS = (
     "phases",
     *("caching", "predictors", "training", "run", "planning", "reporting", "tasks", "check"),
     *("engine", "models", "losses", "routing", "evaluation", "data", "cache"),
-    *("types", "distributions", "reads", "views", "keys"),
+    *("seen", "types", "distributions", "reads", "views", "keys"),
     *("records", "parts", "recipe", "process", "tables", "files", "errors"),
 )
 """Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""

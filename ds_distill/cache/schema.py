@@ -148,8 +148,8 @@ class SignalSchema(BaseModel):
         else:
             values = {"logits": logits, **values}
         if self.lacks_rows:
-            assert signals.given is not None
-            values["given"] = signals.given[:, None].float()
+            assert signals.reported is not None
+            values["given"] = signals.reported[:, None].float()
         for name, numbers in values.items():
             stored = numbers.to(self._torch_dtype)
             if self.ragged and name == "logits":
@@ -202,11 +202,11 @@ class SignalSchema(BaseModel):
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             classes = None if self.known is None else torch.tensor(self.known)
-            given = self._numbers(columns["given"])[:, 0] > 0 if self.lacks_rows else None
+            reported = self._numbers(columns["given"])[:, 0] > 0 if self.lacks_rows else None
             if as_stored and self.mask_variants and not self.ragged and classes is None:
                 numbers = StoredNumbers(self._stored(columns["logits"]))
-                return Signals(numbers, hidden, given=given)
-            return Signals(self._logits(columns["logits"]), hidden, classes, given=given)
+                return Signals(numbers, hidden, reported=reported)
+            return Signals(self._logits(columns["logits"]), hidden, classes, reported=reported)
         assert self.temperature is not None
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.engine.engine import Engine
-from ds_distill.routing.label_rows import two_classes
+from ds_distill.seen import two_classes
 from ds_distill.types import LACKING
 
 MUCH = 0.1

@@ -15,9 +15,9 @@ from ds_distill.losses.logits import (
     LogitMSE,
     TeacherCrossEntropy,
 )
-from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import Term, TermInputs
 from ds_distill.recipe.terms import TERMS, TermSettings
+from ds_distill.seen import Seen
 
 __all__ = [
     "KL",

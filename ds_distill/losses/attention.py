@@ -11,7 +11,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ds_distill.losses.hidden import LayeredTerm
-from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import DEFAULTS, NO_INPUTS, TermInputs
 from ds_distill.reads import TOKENS, AttentionInputs, Reads
 from ds_distill.recipe.terms import (
@@ -20,6 +19,7 @@ from ds_distill.recipe.terms import (
     AttentionSettings,
     RelationKLLoss,
 )
+from ds_distill.seen import Seen
 from ds_distill.views import PaddedView
 from ds_kernels import attention_kl, relation_kl
 

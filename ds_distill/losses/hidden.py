@@ -10,11 +10,11 @@ import xxhash
 from torch import nn
 
 from ds_distill.losses.named_modules import NamedModules
-from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import DEFAULTS, NO_INPUTS, Term, TermInputs
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.recipe.terms import LayeredTerm as LayeredSettings
+from ds_distill.seen import Seen
 from ds_distill.types import Signals
 from ds_kernels import masked_cosine
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.distributions import VocabularyHead
-from ds_distill.losses.seen import Seen
 from ds_distill.losses.term import (
     DEFAULTS,
     NO_INPUTS,
@@ -28,6 +27,7 @@ from ds_distill.recipe.terms import (
     MSELoss,
     TeacherCrossEntropyLoss,
 )
+from ds_distill.seen import Seen
 from ds_kernels import (
     linear_cross_entropy,
     linear_kl,
@@ -174,8 +174,8 @@ class TeacherCrossEntropy(Term):
             else:
                 is_label = teacher.classes == labels[:, None]
                 columns, knows = is_label.int().argmax(dim=1), is_label.any(dim=1)
-            if teacher.given is not None:
-                knows = knows & teacher.given
+            if teacher.reported is not None:
+                knows = knows & teacher.reported
             own = F.cross_entropy(teacher.logits.float(), columns, reduction="none")
             losses.append(torch.where(knows, own, 0.0))
             known.append(knows)

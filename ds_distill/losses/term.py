@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ds_distill.losses.seen import Seen
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe.terms import DistillationTerm, RowTerm, TermSettings
+from ds_distill.seen import Seen
 from ds_distill.types import Signals
 
 DEFAULTS: Mapping[str, Any] = {}

@@ -34,5 +34,5 @@ class FileTeacher(nn.Module):
         rows = self._predictions.first[found[there]] + within[there]
         logits = np.zeros((len(found), self._predictions.logits.shape[1]), dtype=np.float32)
         logits[there] = self._predictions.logits[rows]
-        given = torch.from_numpy(there)
-        return Signals(torch.from_numpy(logits), given=given).to(keys.device)
+        reported = torch.from_numpy(there)
+        return Signals(torch.from_numpy(logits), reported=reported).to(keys.device)

@@ -245,14 +245,14 @@ def _signals(
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
     for teacher, of in signals.items():
-        if of.given is not None and not of.given.all():
-            lacks = len(examples.of_rows[~of.given].unique())
+        if of.reported is not None and not of.reported.all():
+            lacks = len(examples.of_rows[~of.reported].unique())
             raise UserError(
                 f"teachers.{teacher}.predictions: says nothing of {lacks:,} of the "
                 f"{len(examples):,} examples of split {phase.split!r}, on which policies are "
                 "compared. Add them to the file, or take the teacher out."
             )
-        signals[teacher] = replace(of, given=None)
+        signals[teacher] = replace(of, reported=None)
     if not phase.states:
         signals = {name: replace(of, hidden={}) for name, of in signals.items()}
     return examples, signals

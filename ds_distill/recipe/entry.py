@@ -55,7 +55,7 @@ class Needs:
     """Of a term: a row for every token of a text, which masked-LM has."""
     fitted_states: bool = False
     """Of a policy: the teachers' last states too, where the expertise phase fitted on them (as the
-    gate does). Without it `PolicyInputs.states` is empty."""
+    gate does). Without it `Asked.states` is empty."""
     logits: bool = False
     """The teachers' logits themselves, where some codecs keep the distributions alone."""
     teacher_ids: bool = False
@@ -185,8 +185,8 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyEntry(ConfiguredEntry):
-    """A routing policy. `settings` is a `Routing`; the implementation is a function (PolicyInputs,
-    settings) -> Target."""
+    """A routing policy. `settings` is a `Routing`; the implementation is a function
+    (`ds_distill.routing.Asked`) -> Target."""
 
     keeps_lone_teacher: bool = False
     """Whether with one teacher the target is that teacher's own logits. The router is left out

@@ -4,14 +4,15 @@
 
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted, fit
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
+from ds_distill.routing.policies import Asked, Policy
 from ds_distill.routing.router import Router
+from ds_distill.seen import Target
 
 __all__ = [
+    "Asked",
     "ExpertiseTable",
     "Fitted",
     "Policy",
-    "PolicyInputs",
     "Router",
     "Target",
     "fit",

@@ -39,7 +39,7 @@ from ds_distill.routing.agreement import Predictions, agreement, any_of
 from ds_distill.routing.followed_teachers import Disagreement, disagreements, followed_by_class
 from ds_distill.routing.held_out import at, held_out_targets, routing_of_candidate
 from ds_distill.routing.partial_teachers import classes_of
-from ds_distill.routing.policies import Target
+from ds_distill.seen import Target
 from ds_distill.types import Signals
 
 

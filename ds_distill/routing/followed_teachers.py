@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
-from ds_distill.routing.policies import Target
+from ds_distill.seen import Target
 
 ALIKE = 1e-6
 """Of weights that are the same number up to rounding."""

@@ -66,13 +66,14 @@ class Gate:
         offset = calibrated_average(logits, temperatures, classes, self.bias.shape[-1])
         if self.bias.ndim == 1:
             return offset + features(logits, states, temperatures) @ self.weight + self.bias
-        x = features(logits, {}, temperatures)
-        found = offset + times(x, self.weight[:, : x.shape[1]]) + of_rows(self.bias, len(x))
+        x = features(logits, {}, temperatures).unflatten(0, (-1, len(self.bias)))
+        width = x.shape[-1]
+        found = offset + times(x, self.weight[:, :width]) + of_rows(self.bias, len(offset))
         if not states:
             return found
         # The labels of an example share its states, which are not copied for each of them.
         shared = torch.cat([states[name].float() for name in sorted(states)], dim=1)
-        return found + (shared @ self.weight[:, x.shape[1] :]).flatten(0, 1)
+        return found + times(shared[:, None], self.weight[:, width:])
 
 
 @contextmanager
@@ -142,16 +143,17 @@ def calibrated_average(
     temperatures: Mapping[str, Temperature],
     classes: Classes,
     count: int,
+    reported: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """log of the mean over teachers of softmax(z_t / T_t): float32 [n, C].
 
-    classes, count: of partial teachers, and C; see `knowing_average`.
+    classes, count, reported: of partial teachers, C and `Seen.reported`; see `knowing_average`.
     """
     outputs = {
         name: log_probabilities(scores.float(), temperatures[name])
         for name, scores in logits.items()
     }
-    return knowing_average(outputs, classes, count)
+    return knowing_average(outputs, classes, count, reported)
 
 
 def _components(state: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,9 @@ from ds_distill.routing.fitting import Fitted, fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import TWO, fit_label, joined, of_label
 from ds_distill.routing.partial_teachers import classes_of, knowing_average
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
-from ds_distill.types import Signals
+from ds_distill.routing.policies import NOTHING, Asked, Policy
+from ds_distill.seen import Target
+from ds_distill.types import Batch, Signals
 
 HELD_OUT = 1
 """Stream of the folds that policies are judged on; `fit` makes its own within the others."""
@@ -74,28 +75,22 @@ def held_out_targets(
             rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
         )
         held_out = at(signals, out)
-        inputs = PolicyInputs(
-            logits={name: signals.logits for name, signals in held_out.items()},
-            labels=torch.full((int(out.sum()),), -100),
-            keys=keys[out],
-            states=states_of(held_out),
-            fitted=fitted,
-            seed=seed,
-            classes=classes_of(held_out),
-        )
+        rows = Batch(keys[out], {}, torch.full((int(out.sum()),), -100), {})
+        states = states_of(held_out)
+        seen = Asked(NOTHING, rows, held_out, states=states, fitted=fitted, seed=seed)
         for name in compared:
-            found = routed(inputs, routing_of_candidate(name))
-            together = _together(inputs, len(labels)) if found.logits is None else found.logits
+            found = routed(seen, routing_of_candidate(name))
+            together = _together(held_out, len(labels)) if found.logits is None else found.logits
             logits, weights = targets[name].logits, targets[name].weights
             assert logits is not None
             logits[out], weights[:, out] = together, found.weights
     return targets
 
 
-def _together(inputs: PolicyInputs, count: int) -> torch.Tensor:
+def _together(signals: Mapping[str, Signals], count: int) -> torch.Tensor:
     """What stands for a target where teachers' losses are mixed, each over its classes: [n, C]."""
-    log_probs = {name: log_probabilities(z.float(), 1.0) for name, z in inputs.logits.items()}
-    return knowing_average(log_probs, inputs.classes, count)
+    log_probs = {name: log_probabilities(of.logits, 1.0) for name, of in signals.items()}
+    return knowing_average(log_probs, classes_of(signals), count)
 
 
 def routing_of_candidate(name: str) -> Routing:
@@ -111,10 +106,10 @@ def routing_of_candidate(name: str) -> Routing:
     return settings
 
 
-def routed(inputs: PolicyInputs, routing: Routing) -> Target:
+def routed(seen: Asked, routing: Routing) -> Target:
     """A policy's target."""
     policy: Policy = POLICIES[routing.policy].load()
-    return policy(inputs, routing)
+    return policy(replace(seen, settings=routing))
 
 
 def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:

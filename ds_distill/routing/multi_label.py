@@ -7,7 +7,7 @@ T teachers, N examples or n rows, L labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,10 @@ from ds_distill.process.activity import mark
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted, fit
 from ds_distill.routing.gate import Gate
-from ds_distill.routing.label_rows import of_rows, two_classes
+from ds_distill.routing.label_rows import of_rows
 from ds_distill.routing.partial_teachers import classes_of
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
+from ds_distill.routing.policies import Asked, Policy
+from ds_distill.seen import Target, two_classes
 from ds_distill.types import Signals
 
 TWO = ("without", "with")
@@ -37,18 +38,14 @@ TWO = ("without", "with")
 def of_label(signals: Mapping[str, Signals], label: int) -> dict[str, Signals]:
     """Teachers' signals on one label: the logits [0, z] of its absence and presence, [n, 2], in
     place of [n, L]. Raises ValueError for a teacher that knows some of the labels."""
-    _check_whole(classes_of(signals))
+    for name in classes_of(signals):
+        raise ValueError(
+            f"teacher {name!r} knows some of the labels, which is for examples with one label each"
+        )
     return {
         name: replace(outputs, output=two_classes(outputs.logits[:, label]))
         for name, outputs in signals.items()
     }
-
-
-def _check_whole(partial: Iterable[str]) -> None:
-    for name in partial:
-        raise ValueError(
-            f"teacher {name!r} knows some of the labels, which is for examples with one label each"
-        )
 
 
 def joined(targets: Sequence[Target]) -> Target:
@@ -60,30 +57,15 @@ def joined(targets: Sequence[Target]) -> Target:
     return Target(torch.stack([of[:, 1] - of[:, 0] for of in logits if of is not None], 1), weights)
 
 
-def by_label(policy: Policy, fitted: FittedByLabel | None) -> Policy:
-    """The policy that asks another one about all labels at once: inputs and target are of n rows of
-    L labels, and it is given L * n rows of two classes, see `label_rows`."""
-
-    def of_labels(inputs: PolicyInputs, routing: Any) -> Target:
-        _check_whole(inputs.classes)
-        count, many = inputs.labels.shape
-        ids = inputs.teacher_ids
-        rows = replace(
-            inputs,
-            logits={name: two_classes(of.T.flatten()) for name, of in inputs.logits.items()},
-            labels=inputs.labels.T.flatten(),
-            keys=inputs.keys.repeat(many, 1),
-            fitted=None if fitted is None else fitted.of_rows(many * count),
-            teacher_ids=None if ids is None else ids.repeat(many),
-        )
-        target = policy(rows, routing)
-        weights = target.weights.unflatten(1, (many, count)).transpose(1, 2)
-        if target.logits is None:
-            return Target(None, weights)
-        apart = target.logits[:, 1] - target.logits[:, 0]
-        return Target(apart.view(many, count).T, weights)
-
-    return of_labels
+def by_label(policy: Policy, seen: Asked, fitted: FittedByLabel | None) -> Target:
+    """A policy's target of n rows of L labels: it is asked about n * L rows of two classes."""
+    count, many = seen.batch.labels.shape
+    of_all = None if fitted is None else fitted.of_rows(count * many)
+    target = policy(replace(seen.by_label(), fitted=of_all))
+    weights = target.weights.unflatten(1, (count, many))
+    if target.logits is None:
+        return Target(None, weights)
+    return Target((target.logits[:, 1] - target.logits[:, 0]).view(count, many), weights)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,18 @@ def unknown_to_all(teachers: Sequence[str], classes: Classes, count: int) -> lis
     return [number for number in range(count) if number not in known]
 
 
+def unknown_rows(
+    reported: torch.Tensor, teachers: Sequence[str], classes: Classes, count: int
+) -> torch.Tensor:
+    """Of which rows some teachers say something, and of a class none that knows it: bool [n].
+    reported: bool [T, n]."""
+    knows = torch.ones(len(teachers), count, device=reported.device)
+    for row, name in zip(knows, teachers, strict=True):
+        if name in classes:
+            row.zero_()[classes[name]] = 1.0
+    return reported.any(dim=0) & (reported.T.float() @ knows == 0).any(dim=1)
+
+
 def own_examples(
     logits: torch.Tensor, truth: torch.Tensor, classes: torch.Tensor | None, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,22 +56,30 @@ def own_examples(
 
 
 def knowing_average(
-    log_probs: Mapping[str, torch.Tensor], classes: Classes, count: int
+    log_probs: Mapping[str, torch.Tensor],
+    classes: Classes,
+    count: int,
+    reported: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Log of the mean probability of each of `count` classes over the teachers that know it,
     normalised: [n, C].
 
     log_probs: by teacher, [n, C], of partial teachers [n, K]; finite. Each class is known to one.
+    reported: of partial teachers, bool [T, n] in the order of `log_probs`: who counts. None: all.
     """
     names = sorted(log_probs)  # a sum in floats depends on its order
     if not classes:
         together = torch.stack([log_probs[name] for name in names]).logsumexp(dim=0)
         return torch.log_softmax(together, dim=1)
     first = log_probs[names[0]]
-    total, times = first.new_zeros(len(first), count), first.new_zeros(count)
+    ones = first.new_ones(len(names), len(first), 1)
+    counts = dict(
+        zip(log_probs, ones if reported is None else reported[:, :, None].float(), strict=True)
+    )
+    total, times = first.new_zeros(2, len(first), count)
     for name in names:
         own = classes.get(name)
         columns = torch.arange(count, device=first.device) if own is None else own
-        total[:, columns] += log_probs[name].exp()
-        times[columns] += 1
+        total[:, columns] += counts[name] * log_probs[name].exp()
+        times[:, columns] += counts[name]
     return torch.log_softmax((total / times).log(), dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from ds_distill.errors import did_you_mean
 from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
-from ds_distill.routing.missing_rows import among_given, given_rows
 from ds_distill.routing.multi_label import FittedByLabel, by_label, load_fitted
 from ds_distill.routing.partial_teachers import Classes, classes_of
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
+from ds_distill.routing.policies import NOTHING, Asked, Policy
+from ds_distill.seen import Target
 from ds_distill.types import Batch, Signals
 
 
@@ -117,27 +118,20 @@ class Router:
         self._checked = True
 
     def _target(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
-        policy, fitted = self._policy, self._fitted
-        if batch.labels.ndim > 1:
-            assert not isinstance(fitted, Fitted), "fitted on examples with one label each"
-            policy, fitted = by_label(policy, fitted), None
-        assert not isinstance(fitted, FittedByLabel), "fitted by label"
-        inputs = PolicyInputs(
-            {name: signals.logits for name, signals in teachers.items()},
-            batch.labels,
-            batch.keys,
-            states_of(teachers) if self.layers else {},
-            fitted,
-            self._temperature,
-            self._seed,
-            batch.epoch,
-            batch.teacher_ids if self._entry.needs.teacher_ids else None,
-            classes_of(teachers),
+        seen = Asked(
+            NOTHING,
+            batch,
+            teachers,
+            settings=self._routing,
+            states=states_of(teachers) if self.layers else {},
+            temperature=self._temperature,
+            seed=self._seed,
         )
-        given = given_rows(teachers)
-        if given is None:
-            return policy(inputs, self._routing)
-        return among_given(policy, inputs, self._routing, given)
+        if batch.labels.ndim > 1:
+            assert not isinstance(self._fitted, Fitted), "fitted on examples with one label each"
+            return by_label(self._policy, seen, self._fitted)
+        assert not isinstance(self._fitted, FittedByLabel), "fitted by label"
+        return self._policy(replace(seen, fitted=self._fitted))
 
 
 def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:

@@ -169,14 +169,14 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     assert words.of_whole_texts(there).tolist() == (words.text < 2).tolist()
     begins, of_row = np.asarray(split["first"][:]), words.examples
     signals = FileTeacher(in_windows)(torch.from_numpy(keys[of_row]), torch.from_numpy(of_row))
-    assert signals.given is not None
-    assert signals.given.tolist() == there[of_row].tolist()
+    assert signals.reported is not None
+    assert signals.reported.tolist() == there[of_row].tolist()
     for window in np.flatnonzero(words.text < 2):
         rows = words.of_examples(np.array([window]))
         begin = begins[window]
         wanted = given[words.text[window]][begin : begin + len(rows)]
         assert np.allclose(signals.logits[rows].numpy(), wanted, atol=1e-6)
-    assert (signals.logits[~signals.given] == 0).all()
+    assert (signals.logits[~signals.reported] == 0).all()
 
 
 def task_of(folder: Path, rows: list[dict[str, Any]], **columns: str) -> tuple[Path, Any]:

@@ -48,7 +48,7 @@ from ds_distill.recipe.tasks import (
     SingleLabel,
 )
 from ds_distill.recipe.terms import TERMS
-from ds_distill.routing import PolicyInputs, Target
+from ds_distill.routing import Asked, Target
 
 ENTRIES = [
     (kind, name, entry) for kind in KINDS for table in kind.tables for name, entry in table.items()
@@ -94,9 +94,9 @@ class Uniform(Routing):
     policy: Literal["uniform"] = "uniform"
 
 
-def uniform(inputs: PolicyInputs, settings: Uniform) -> Target:
-    logits = next(iter(inputs.logits.values())).float()
-    return Target(torch.zeros_like(logits), torch.ones(len(inputs.logits), len(logits)))
+def uniform(seen: Asked) -> Target:
+    logits = next(iter(seen.teachers.values())).logits.float()
+    return Target(torch.zeros_like(logits), torch.ones(len(seen.teachers), len(logits)))
 
 
 @pytest.fixture

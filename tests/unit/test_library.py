@@ -248,7 +248,7 @@ def test_rows_of_which_no_cached_teacher_says_something(
     signals = {
         str(number): Signals(
             torch.zeros(4, 3),
-            given=None if says is None else torch.tensor([c == "1" for c in says]),
+            reported=None if says is None else torch.tensor([c == "1" for c in says]),
         )
         for number, says in enumerate(given)
     }
@@ -295,7 +295,7 @@ def test_a_batch_that_cannot_be_is_refused(inputs: Any) -> None:
 def test_a_bundle_that_has_no_loss_says_why(toy: Path, inputs: Any) -> None:
     """A row set, a count, a teacher, a state, a view or a label that is not there."""
     none, one, two = (batch_for(models, inputs) for models in range(3))
-    some = {"a": Signals(torch.zeros(4, 3), given=torch.arange(4) < 2)}
+    some = {"a": Signals(torch.zeros(4, 3), reported=torch.arange(4) < 2)}
     untaught = replace(batch_for(0, inputs, signals=some), counts={"all": torch.tensor(4.0)})
     states = ds_distill.HiddenMSE({"weight": 0.5}, ds_distill.TermInputs(32, {"a": 32}))
     stateless = batch_for(0, inputs, signals=bundle(toy)(one, predict=("a",)))

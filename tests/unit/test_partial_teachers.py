@@ -240,7 +240,7 @@ def test_rows_of_which_another_teacher_says_nothing() -> None:
         teachers = {**some, "file": full}
         fitted = fit(teachers, truth, keys, LABELS)
         here = {name: of.at(torch.arange(8)) for name, of in teachers.items()}
-        here["file"] = Signals(here["file"].logits, given=says)
+        here["file"] = Signals(here["file"].logits, reported=says)
         router = Router("gate", fitted=fitted)
         if len(some) < 2:
             with pytest.raises(ValueError, match="must know all classes"):

@@ -366,9 +366,9 @@ def test_a_run_whose_file_lacks_texts(
     assert "Of 42 of the 320 texts of cache the file of first says nothing" in report
     reader = CacheReader(run / "cache" / "01-cache")
     keys = torch.from_numpy(content_keys(texts_of(settings, "transfer")))
-    given = reader.read("first", reader.indices(keys)).given
+    given = reader.read("first", reader.indices(keys)).reported
     assert given is not None and given.tolist() == [False] * 37 + [True] * (count - 37)
-    assert reader.read("second", reader.indices(keys)).given is None
+    assert reader.read("second", reader.indices(keys)).reported is None
     entries = reader.manifest.teachers
     assert (entries["first"].not_given, entries["second"].not_given) == (42, None)
     assert "    not given   42 examples\n" in describe(run / "cache" / "01-cache")
@@ -476,7 +476,7 @@ def silent_on_some(
     says[len(names) :] = False
     logits = torch.randn(2, rows, 3, generator=draw)
     signals = {
-        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
+        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), reported=says[at])
         for at, name in enumerate(names)
     }
     return model, Batch.from_views({"student": view}, labels, signals=signals), says, logits

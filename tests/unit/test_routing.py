@@ -34,7 +34,6 @@ from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.fitting import STATES, folds_of, states_of
 from ds_distill.routing.gate import FOLDS, Gate
-from ds_distill.routing.missing_rows import among_given, given_rows
 from ds_distill.routing.multi_label import (
     FittedByLabel,
     check_states,
@@ -43,7 +42,8 @@ from ds_distill.routing.multi_label import (
     load_fitted,
     of_label,
 )
-from ds_distill.routing.policies import PolicyInputs, Target
+from ds_distill.routing.policies import NOTHING, Asked
+from ds_distill.seen import Target
 from ds_distill.types import Batch, Signals
 
 NAMES = ("ann", "bob", "eve", "zoe")
@@ -672,25 +672,17 @@ def label_after_label(router, signals, batch):
     targets = []
     for number, labels in enumerate(batch.labels.unbind(1)):
         own = of_label(signals, number)
-        inputs = PolicyInputs(
-            {name: of.logits for name, of in own.items()},
-            labels,
-            batch.keys,
-            states_of(own) if router.layers else {},
-            None if router._fitted is None else router._fitted.of[number],
-            router._temperature,
-            router._seed,
-            batch.epoch,
-            batch.teacher_ids,
+        seen = Asked(
+            NOTHING,
+            replace(batch, labels=labels),
+            own,
+            settings=router._routing,
+            states=states_of(own) if router.layers else {},
+            fitted=None if router._fitted is None else router._fitted.of[number],
+            temperature=router._temperature,
+            seed=router._seed,
         )
-        says, settings = given_rows(own), router._routing
-        policy = router._policy
-        one = (
-            policy(inputs, settings)
-            if says is None
-            else among_given(policy, inputs, settings, says)
-        )
-        targets.append(one)
+        targets.append(router._policy(seen))
     return joined(targets)
 
 
@@ -702,7 +694,7 @@ def of_many_labels(count, many, width=0, lacking=False):
         name: Signals(
             torch.randn(count, many, generator=draw) * 3,
             {STATES: torch.randn(count, width, generator=draw)} if width else {},
-            given=says[at] if lacking else None,
+            reported=says[at] if lacking else None,
         )
         for at, name in enumerate(NAMES)
     }
@@ -765,7 +757,7 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
     correct = {name: torch.randint(0, 9, (classes,), generator=draw).tolist() for name in names}
     fitted = make_fitted(make_table(correct, [10] * classes, names))
     signals = {
-        name: Signals(of.masked_fill(~says[at, :, None], torch.nan), given=says[at])
+        name: Signals(of.masked_fill(~says[at, :, None], torch.nan), reported=says[at])
         for at, (name, of) in enumerate(logits.items())
     }
     batch = make_batch(labels.where(labels >= 0, -100), keys)
@@ -780,15 +772,16 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
             # The gate reads all teachers.
             settled = "calibrated" if name == "gate" and len(present) < 3 else name
             entry, here = POLICIES[settled], slice(row, row + 1)
-            inputs = PolicyInputs(
-                {other: logits[other][here] for other in present},
-                batch.labels[here],
-                keys[here],
-                fitted=fitted,
+            table = make_table({n: correct[n] for n in present}, [10] * classes, present)
+            seen = Asked(
+                NOTHING,
+                make_batch(batch.labels[here], keys[here]),
+                {other: Signals(logits[other][here]) for other in present},
+                settings=entry.settings(),
+                fitted=replace(fitted, table=table),
                 seed=3,
-                teacher_ids=batch.teacher_ids[here],
             )
-            alone = entry.load()(inputs, entry.settings())
+            alone = entry.load()(seen)
             own = target.weights[:, row][says[:, row]]
             if name in NORMALISED and name != "column":
                 assert own.sum().item() == pytest.approx(1, abs=1e-5), name

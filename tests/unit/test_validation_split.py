@@ -23,10 +23,11 @@ from ds_distill.keys import content_keys
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import Average, LearnedGate
 from ds_distill.recipe.schema import LONE_TASK, Recipe
-from ds_distill.routing import PolicyInputs, fit
+from ds_distill.routing import Asked, fit
 from ds_distill.routing.held_out import at, routed
+from ds_distill.routing.policies import NOTHING
 from ds_distill.training.validation import validation_of
-from ds_distill.types import Signals
+from ds_distill.types import Batch, Signals
 
 CHOOSING = "validation"
 
@@ -151,15 +152,11 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
     intervals = {}
     for what, part in split_parts.items():
         here = at(signals, torch.from_numpy(part))
-        inputs = PolicyInputs(
-            {name: outputs.logits for name, outputs in here.items()},
-            torch.full((len(part),), -100),
-            examples.keys[torch.from_numpy(part)],
-            {name: outputs.hidden[-1] for name, outputs in here.items()},
-            fitted,
-        )
+        batch = Batch(examples.keys[torch.from_numpy(part)], {}, torch.full((len(part),), -100), {})
+        states = {name: outputs.hidden[-1] for name, outputs in here.items()}
+        seen = Asked(NOTHING, batch, here, states=states, fitted=fitted)
         gate, average = (
-            ClassPredictions(routed(inputs, routing).logits.numpy(), truth[part])
+            ClassPredictions(routed(seen, routing).logits.numpy(), truth[part])
             for routing in (LearnedGate(), Average())
         )
         accuracy = build_metric("classes", Accuracy.Settings(), "abcd")

@@ -39,12 +39,13 @@ from ds_distill.keys import numbered_keys
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import candidates
-from ds_distill.routing import PolicyInputs, fit
+from ds_distill.routing import Asked, fit
 from ds_distill.routing.comparison import compare
 from ds_distill.routing.fitting import states_of
 from ds_distill.routing.held_out import routed, routing_of_candidate
+from ds_distill.routing.policies import NOTHING
 from ds_distill.run.environment import describe_environment
-from ds_distill.types import Signals
+from ds_distill.types import Batch, Signals
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "routing.json"
@@ -133,16 +134,11 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     started = time.perf_counter()
     fitted = fit(*given, seed=seed, group_keys=examples.group_keys)
     seconds = time.perf_counter() - started
-    inputs = PolicyInputs(
-        logits={name: signals.logits for name, signals in said_test.items()},
-        labels=torch.full((len(truth_test),), -100),
-        keys=examples_test.keys,
-        states=states_of(said_test),
-        fitted=fitted,
-        seed=seed,
-    )
+    batch = Batch(examples_test.keys, {}, torch.full((len(truth_test),), -100), {})
+    states = states_of(said_test)
+    seen = Asked(NOTHING, batch, said_test, states=states, fitted=fitted, seed=seed)
     logits = {
-        name: routed(inputs, routing_of_candidate(name)).logits.numpy() for name in candidates()
+        name: routed(seen, routing_of_candidate(name)).logits.numpy() for name in candidates()
     }
     texts = texts_of(place / "students", "test")
     logits["ceiling"] = predicted(trained(place / "teachers", "all-labels"), texts)

@@ -10,10 +10,10 @@ from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.files import new_folder
 from ds_distill.losses import Seen, Term
 from ds_distill.losses.term import target_loss
-from ds_distill.routing import PolicyInputs, Target
+from ds_distill.routing import Asked, Target
 from ds_distill.routing.policies import mixed
 from ds_distill.run.run import Run
-from example_parts.entries import Confident, ReverseKL, Soup
+from example_parts.entries import ReverseKL, Soup
 
 
 class ReverseKLTerm(Term):
@@ -32,11 +32,12 @@ class ReverseKLTerm(Term):
         return target_loss(loss, seen.at(self.rows))
 
 
-def confident(inputs: PolicyInputs, settings: Confident) -> Target:
+def confident(seen: Asked) -> Target:
     """Weights [T, n] that sum to 1 in each row."""
-    largest = torch.stack([z.float().softmax(-1).amax(-1) for z in inputs.logits.values()])
-    weights = largest**settings.power
-    return mixed(inputs, weights / weights.sum(dim=0), "logits")
+    logits = [teacher.logits.float() for teacher in seen.teachers.values()]
+    largest = torch.stack([z.softmax(-1).amax(-1) for z in logits])
+    weights = largest**seen.settings.power * seen.reported
+    return mixed(seen, weights / weights.sum(dim=0).clamp(min=1e-12))
 
 
 def soup(settings: Soup, number: int, name: str, run: Run) -> dict[str, Any]:
