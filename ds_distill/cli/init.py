@@ -28,24 +28,12 @@ class AboutData:
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the recipe will run on."""
-
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Kind of GPU, as of `plan`: it then chooses ZeRO stage and micro-batch."),
-    ] = None
-    gpus: Annotated[int, typer.Option(help="Number of these GPUs.")] = 1
-
-
 def init(
     data: Annotated[
         Path,
         typer.Argument(help="A folder with a file per split, or one file: as task.data.path."),
     ],
     about: AboutData,
-    machine: Machine,
     teacher: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,12 +65,19 @@ def init(
         raise UserError(f"{data}: no such file or folder.")
     teachers = teacher or []
     go_offline([*(teachers or [DEFAULT_TEACHER]), *([student] if student else [])], [], None)
-    if machine.gpu is None:
-        import_without_torch()
+    import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text
+    from ds_distill.init.guess import DataOptions, guess
+    from ds_distill.init.recipe import recipe_text
+    from ds_distill.recipe.tasks import TASKS
 
-    made = _recipe(data, about, machine, teachers, student)
+    if about.task is not None and about.task not in TASKS:
+        raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
+    found = guess(data, DataOptions(about.task, about.text or (), about.label))
+    for sentence in found.notes:
+        say(sentence)
+    made = recipe_text(found, str(data), teachers, student)
     write_text(target, made)
     say(f"\n{made}\nWritten to {target}.")
     if not teachers:
@@ -94,27 +89,3 @@ def init(
     say("Next:")
     for command in ("check", "plan", "run"):
         say(f"  ds-distill {command} {target}")
-
-
-def _recipe(
-    data: Path, about: AboutData, machine: Machine, teachers: list[str], student: str | None
-) -> str:
-    from ds_distill.init.guess import DataOptions, guess
-    from ds_distill.init.recipe import recipe_text
-    from ds_distill.recipe.tasks import TASKS
-
-    if about.task is not None and about.task not in TASKS:
-        raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
-    options = DataOptions(about.task, about.text or (), about.label)
-    found = guess(data, options)
-    for sentence in found.notes:
-        say(sentence)
-    made = recipe_text(found, str(data), teachers, student)
-    if machine.gpu is None:
-        return made
-    from ds_distill.init.plan import planned
-
-    say(f"Plans it for {machine.gpus} {machine.gpu}: half a minute or so ...")
-    return recipe_text(
-        found, str(data), teachers, student, planned(made, machine.gpu, machine.gpus)
-    )

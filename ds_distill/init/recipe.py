@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedConfig
 
-from ds_distill.data.sources import Source, open_files
+from ds_distill.data.sources import open_files
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError
 from ds_distill.init import DEFAULT_TEACHER
@@ -72,34 +72,23 @@ def _has_head(reference: str, config: PreTrainedConfig, task: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What a recipe says of the GPUs that it is for."""
-
-    deepspeed: str
-    micro_batch_size: int | None
-    """None where a step's examples fit at once."""
-    why: str
-
-
-def recipe_text(
-    guess: Guess,
-    data: str,
-    references: Sequence[str],
-    student: str | None,
-    planned: Planned | None = None,
-) -> str:
+def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str | None) -> str:
     """The recipe's YAML, with comments. data: its path, as it will stand there.
 
     Raises UserError where teachers know too few of the data's labels, or a split has others than
     train.
     """
     teachers = read_teachers(references, guess.task)
+    fresh = [one.name for one in teachers if not one.has_head]
+    if fresh and not guess.labelled:
+        raise UserError(
+            f"{data}: train has no labels, on which {', '.join(fresh)} could be fine-tuned. Name "
+            "teachers that are, with --teacher."
+        )
     in_data = _labels_in(guess, data) if guess.task in _WITH_CLASSES else []
     teachers = [_spelt_as(in_data, one) for one in teachers]
     labels, source = _labels(guess, data, teachers, in_data)
     length, why = _max_length(guess, teachers[0])
-    fresh = [one.name for one in teachers if not one.has_head]
     lines = [
         f"description: {Path(data).name}, by ds-distill init.",
         "task:",
@@ -113,7 +102,9 @@ def recipe_text(
     lines += [f"  max_length: {length}  # {why}", *_long_line(guess)]
     lines += ["teachers:", *(_teacher_line(one, labels) for one in teachers)]
     lines += _student_lines(teachers[0], student)
-    lines += _training_lines(guess, planned)
+    if "validation" not in guess.has:
+        lines += ["training:", "  keep: last  # no validation split chooses an epoch"]
+    lines.append("# deepspeed, micro_batch_size for your GPUs: ds-distill plan")
     partial = any(_knows_in_part(one, labels) for one in teachers)
     lines += ["phases:", *_phase_lines(guess, teachers, fresh, partial)]
     lines.append("# Next: batch_size, epochs, learning_rate in `training` (docs/reference.md).")
@@ -126,7 +117,7 @@ def _data_lines(guess: Guess, data: str) -> list[str]:
         lines.append(f"    columns: {one_line(guess.columns)}  # guessed from names and content")
     if guess.splits:
         lines.append(f"    splits: {one_line(guess.splits)}")
-    if "test" not in guess.has:
+    if "test" not in guess.has and guess.labelled:
         lines.append("    folds: {number: 10, fold: 1}  # no test split: a tenth of train judges")
     return lines
 
@@ -163,11 +154,16 @@ def _labels(
                 "one without a head, which is fine-tuned; or take these rows out."
             )
     # A tagger may know types that the data do not have.
+    if not guess.labelled and not named:
+        raise UserError(
+            f"{data}: train has no labels, and no --teacher names its own. Name a teacher that "
+            "does (id2label in config.json)."
+        )
     more = guess.task == "token-classification"
     for own in (one.labels for one in named if one.labels is not None):
         if {*own} == {*labels} or (more and {*own} > {*labels}):
             return own, "of the teachers, in their order"
-    return labels, "in train"
+    return labels, "in train" if guess.labelled else "of validation or test"
 
 
 def _knows_in_part(teacher: TeacherFacts, labels: Sequence[str]) -> bool:
@@ -189,21 +185,15 @@ def _refuse_strange(teacher: TeacherFacts, labels: Sequence[str], *, all_of_them
 
 def _labels_in(guess: Guess, data: str) -> list[str]:
     """Those of train. Other splits are read by them here: in the recipe they will be listed in an
-    order, by which a number would be a class id."""
-    source = _source(guess, data)
-    for split in guess.has:
-        if split != "train":
-            source.read(split)
+    order, by which a number would be a class id. Where train has none, those of the others."""
+    others = [split for split in guess.has if split != "train"]
+    splits = guess.splits if guess.labelled else {**guess.splits, "train": guess.splits[others[0]]}
+    columns = {"path": data, "columns": guess.columns, "splits": splits}
+    task: Any = TASKS[guess.task].settings.model_validate({"type": guess.task, "data": columns})
+    source = open_files(task, None, None)
+    for split in others:
+        source.read(split)
     return source.labels
-
-
-def _source(guess: Guess, data: str) -> Source:
-    settings: dict[str, Any] = {
-        "type": guess.task,
-        "data": {"path": data, "columns": guess.columns, "splits": guess.splits},
-    }
-    task: Any = TASKS[guess.task].settings.model_validate(settings)
-    return open_files(task, None, None)
 
 
 def _teacher_line(one: TeacherFacts, labels: Sequence[str]) -> str:
@@ -237,21 +227,6 @@ def _student_lines(teacher: TeacherFacts, student: str | None) -> list[str]:
     ]
 
 
-def _training_lines(guess: Guess, planned: Planned | None) -> list[str]:
-    lines = []
-    if "validation" not in guess.has:
-        lines.append("  keep: last  # no validation split chooses an epoch")
-    if planned is not None and planned.micro_batch_size is not None:
-        lines.append(f"  micro_batch_size: {planned.micro_batch_size}  # {planned.why}")
-    lines = ["training:", *lines] if lines else []
-    if planned is None:
-        return [
-            *lines,
-            "# deepspeed, micro_batch_size for your GPUs: ds-distill plan, or init --gpu",
-        ]
-    return [*lines, f"deepspeed: {planned.deepspeed}  # {planned.why}"]
-
-
 def _phase_lines(
     guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence[str], partial: bool
 ) -> list[str]:
@@ -259,7 +234,7 @@ def _phase_lines(
     lines = []
     if fresh:
         lines.append(f"  - fine-tune: {{models: {one_line(list(fresh))}}}")
-    if guess.task != "masked-lm":
+    if guess.task != "masked-lm" and guess.labelled:
         lines.append("  # The same student on labels alone: what the teachers are worth.")
         lines.append("  - fine-tune: {name: control, models: student, save_as: labels-only}")
     routed = len(teachers) > 1 and "validation" in guess.has and guess.task in _WITH_CLASSES
@@ -275,10 +250,13 @@ def _phase_lines(
     elif len(teachers) > 1:
         routing = f"routing: {'{policy: average, mix: losses}' if partial else 'average'}, "
     terms = TERMS.get(guess.task, _KL)
-    if partial and not routed:  # which teacher's label a text has, the data's labels say
+    if (
+        partial and not routed and guess.labelled
+    ):  # which teacher's label a text has, the data's labels say
         terms += ", cross_entropy: {}"
     lines.append(f"  - distil: {{{of}{routing}losses: {{{terms}}}}}")
-    return [*lines, "  - evaluate: {split: test}"]
+    judges = "test" if "test" in guess.has or guess.labelled else "validation"
+    return [*lines, f"  - evaluate: {{split: {judges}}}"]
 
 
 def _max_length(guess: Guess, teacher: TeacherFacts) -> tuple[int, str]:
