@@ -54,17 +54,16 @@ def init(
 ) -> None:
     """Write a first recipe for your data and teachers, with a comment on each guess.
 
-    What the columns are is guessed from their names and content, the labels come from teachers and
-    data, the length from the texts. Where it cannot be told, a message says which option decides.
-    Nothing is trained.
+    The columns are guessed from their names and labels, the labels come from teachers and data, the
+    length from the texts. Where it cannot be told, a message says which option decides.
     """
     target = output or Path(f"{data.resolve().name.split('.')[0]}.yaml")
     if target.exists() and not force:
         raise UserError(f"{target}: is there already. Name another file with --output, or --force.")
     if not data.exists():
         raise UserError(f"{data}: no such file or folder.")
-    teachers = teacher or []
-    go_offline([*(teachers or [DEFAULT_TEACHER]), *([student] if student else [])], [], None)
+    teachers = teacher or [DEFAULT_TEACHER]
+    go_offline([*teachers, *([student] if student else [])], [], None)
     import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text
@@ -77,10 +76,10 @@ def init(
     found = guess(data, DataOptions(about.task, about.text or (), about.label))
     for sentence in found.notes:
         say(sentence)
-    made = recipe_text(found, str(data), teachers, student)
+    made = recipe_text(found, str(data), teacher or [], student)
     write_text(target, made)
     say(f"\n{made}\nWritten to {target}.")
-    if not teachers:
+    if not teacher:
         say(
             f"No --teacher was named: {DEFAULT_TEACHER} is fine-tuned first, 355 million "
             "parameters. Without a GPU that takes days: name a small one there, such as "
