@@ -80,7 +80,7 @@ def guess(data: Path, options: DataOptions) -> Guess:
         notes.append(f"It has no labels: {told.reader.name} says what they are.")
         splits = {name: file.name for name, file in files.items()}
     for split in judges if label is not None else ():
-        if not _Table.read(files[split], options).values.get(label):
+        if not _Table.read(files[split], options).values.get(label or ""):
             notes.append(f"{files.pop(split).name} has no labels, and is left out.")
             splits = {name: file.name for name, file in files.items()}
     texts = [name for key, name in named.items() if key not in _OF_LABELS]
