@@ -11,9 +11,7 @@ import torch
 from ds_distill.data.batches import Collator
 from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
-from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.export_table import NEAR_TIE
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.types import LACKING, Batch, Signals
@@ -48,13 +46,8 @@ class LogitDifference:
     largest: float = 0.0
     scale: float = 0.0
     """The largest logit of the first."""
-    decisions: int = 0
-    """By these logits: a row's class, or whether it has a label. 0 of numbers."""
-    changed: int = 0
-    near_ties: int = 0
-    """Of these, where the first model's logits differ by less than NEAR_TIE."""
 
-    def add(self, first: torch.Tensor, second: torch.Tensor, over: Over) -> None:
+    def add(self, first: torch.Tensor, second: torch.Tensor) -> None:
         """Count rows; logits of both: float32 [n, C], on the CPU."""
         known = first > LACKING / 2
         if not known.any():
@@ -63,22 +56,9 @@ class LogitDifference:
         # A NaN is as far as can be: max() would drop it.
         self.largest = max(self.largest, float("inf") if difference != difference else difference)
         self.scale = max(self.scale, first[known].abs().max().item())
-        if over == "numbers":
-            return
-        if over == "labels":
-            margins, changed = first.abs(), (first > 0) != (second > 0)
-        else:
-            best = first.topk(min(2, first.shape[1]), dim=1).values
-            margins = best[:, 0] - best[:, -1]
-            changed = first.argmax(dim=1) != second.argmax(dim=1)
-        self.decisions += changed.numel()
-        self.changed += int(changed.sum())
-        self.near_ties += int((changed & (margins < NEAR_TIE)).sum())
 
 
-def logit_difference(
-    first: LoneModel, second: LoneModel, collate: Collator, over: Over
-) -> LogitDifference:
+def logit_difference(first: LoneModel, second: LoneModel, collate: Collator) -> LogitDifference:
     """Over the longest, shortest and all between of the first TEXTS examples."""
     found = LogitDifference()
     for examples in plan_once(collate.lengths[:TEXTS], BATCH):
@@ -87,7 +67,7 @@ def logit_difference(
             runner.predict(batch, [CHECKPOINT])[CHECKPOINT].logits.cpu()
             for runner in (first, second)
         )
-        found.add(one, other, over)
+        found.add(one, other)
         found.texts += len(examples)
     return found
 

@@ -158,7 +158,7 @@ def _compared(
     groups = numbered_keys(examples.group_keys.numpy()[run.kind.counted(examples)])
     compared = {}
     for name in files:
-        logits = logit_difference(runners[PYTORCH], runners[name], collate, over)
+        logits = logit_difference(runners[PYTORCH], runners[name], collate)
         compared[name] = {
             "score": scores[name],
             "milliseconds": 1e3 * seconds[name],

@@ -10,8 +10,6 @@ from ds_distill.tables import Cell, Table
 
 PYTORCH = "PyTorch"
 """Beside the files' names."""
-NEAR_TIE = 0.1
-"""Two logits that differ by less: one class is at most 1.1 times as likely as the other."""
 TITLE = "## ONNX\n"
 """Of the model card's section."""
 
@@ -22,10 +20,8 @@ def export_table(found: dict[str, Any]) -> Table:
     first, split = found[PYTORCH], found["split"]
     heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
     score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
-    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, "", ""]]
+    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, ""]]
     for name, one in found["files"].items():
-        logits = one["logits"]
-        changed = f"{logits['changed']:,} of {logits['decisions']:,}; {logits['near_ties']:,}"
         rows.append(
             [
                 name,
@@ -33,18 +29,16 @@ def export_table(found: dict[str, Any]) -> Table:
                 difference_cell(metric, one, first["score"]),
                 f"{one['bytes'] / 1e6:.1f}",
                 f"{one['milliseconds']:.3g}",
-                f"{logits['largest']:.2g}",
-                changed if logits["decisions"] else "-",
+                f"{one['logits']['largest']:.2g}",
             ]
         )
     texts = next(iter(found["files"].values()))["logits"]["texts"]
     note = (
         f"On {found['examples']:,} examples of {split}, with 95% intervals; *: beyond chance. "
         f"Time: the median for one text of {found['length']} tokens, {found['threads']} CPU "
-        f"thread(s). Logits on {texts:,} texts; changed: what is decided otherwise than in "
-        f"PyTorch, and how many of these PyTorch decides by less than {NEAR_TIE:g}."
+        f"thread(s). Logits on {texts:,} texts."
     )
-    return Table("", [*heads, "changed; near ties"], rows, [note, *wide_note(metric, rows)])
+    return Table("", heads, rows, [note, *wide_note(metric, rows)])
 
 
 def card_section(found: dict[str, Any]) -> str:

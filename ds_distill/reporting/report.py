@@ -8,10 +8,16 @@ from typing import Any
 from markupsafe import Markup
 
 from ds_distill.evaluation.predictions import RELIABILITY_BINS
-from ds_distill.reporting.by_class import by_class, confusions
 from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import Block, Figure, Figures, Fold, Page, Section, Text, tag
-from ds_distill.reporting.result_tables import evaluation_tables, pairs_table, share
+from ds_distill.reporting.result_tables import (
+    confusions,
+    evaluation_tables,
+    f1_table,
+    judged_model,
+    pairs_table,
+    share,
+)
 from ds_distill.reporting.results import (
     NOUNS,
     last_evaluations,
@@ -82,31 +88,19 @@ def evaluation_sections(
     first, *rest = evaluation_tables(evaluation, student, results.get("speed"))
     of_task = f" of {evaluation['task']}" if named else ""
     yield Section(first.title + of_task, [first])
-    judged, noun = judged_model(evaluation, student), NOUNS.get(evaluation["over"])
-    if noun is not None and (section := by_class(models, judged, noun)):
-        yield section
+    judged = judged_model(evaluation, student)
+    if evaluation["over"] in NOUNS and (table := f1_table(evaluation, judged)):
+        rest.append(table)
+    if "confusion" in models[judged] and (table := confusions(models, judged)):
+        rest.append(table)
     for table in rest:
         yield Section(table.title[0].upper() + table.title[1:], [table])
-    if "confusion" in models[judged] and (section := confusions(models, judged)):
-        yield section
-    curves = {
-        name: model["reliability"] for name, model in models.items() if "reliability" in model
-    }
-    if curves:
-        figures = Figures([_reliability(*one) for one in curves.items()])
+    if "reliability" in models[judged]:
+        figures = [_reliability(name, model["reliability"]) for name, model in models.items()]
         note = Text(_about_reliability(evaluation["over"]), "soft")
-        yield Section("Reliability", [figures, note])
+        yield Section("Reliability", [Figures(figures), note])
     if evaluation["comparisons"]:
         yield Section("Each student against the others", [pairs_table(evaluation, student)])
-
-
-def judged_model(evaluation: Mapping[str, Any], student: str | None) -> str:
-    """The shipped student where it is evaluated here, else the last model that was judged on all
-    examples; where none was, the last."""
-    models = evaluation["models"]
-    if student is not None and student in models:
-        return student
-    return sorted(models, key=lambda name: "not_given" not in models[name])[-1]
 
 
 def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
@@ -24,6 +25,9 @@ from ds_distill.tables import Cell, Outcome, Table
 POINTS = METRICS["classes"]["accuracy"]
 """Shows shares, and their differences."""
 
+MOST = 10
+"""Confusions that a table shows."""
+
 
 def evaluation_tables(
     record: Mapping[str, Any], student: str | None = None, speed: Mapping[str, Any] | None = None
@@ -41,6 +45,15 @@ def evaluation_tables(
         measure, noun = PER_CLASS[record["over"]], NOUNS[record["over"]]
         columns = {name: model["per_class"] for name, model in record["models"].items()}
         yield class_table(f"{measure} by {noun}", columns, student)
+
+
+def judged_model(record: Mapping[str, Any], student: str | None) -> str:
+    """The shipped student where it is evaluated here, else the last model that was judged on all
+    examples; where none was, the last."""
+    models = record["models"]
+    if student is not None and student in models:
+        return student
+    return sorted(models, key=lambda name: "not_given" not in models[name])[-1]
 
 
 def _scores(
@@ -204,26 +217,120 @@ def _counted(record: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def f1_table(record: Mapping[str, Any], judged: str) -> Table | None:
+    """Of each class one model's precision and recall, and F1 beside its teachers'; None where there
+    are no counts of classes."""
+    noun, models = NOUNS[record["over"]], record["models"]
+    own = class_counts(models[judged])
+    columns = {
+        name: {
+            label: 2 * right / (predicted + there) if there else None
+            for label, (right, predicted, there) in class_counts(model).items()
+        }
+        for name, model in models.items()
+        # One that was judged on some of the examples is compared on these, over all classes.
+        if name == judged or (model["role"] == "teacher" and "not_given" not in model)
+    }
+    more = {
+        "there": {label: f"{there:,}" for label, (_, _, there) in own.items()},
+        "precision": {label: share(right, whole) for label, (right, whole, _) in own.items()},
+        "recall": {label: share(right, whole) for label, (right, _, whole) in own.items()},
+    }
+    things = "examples" if noun == "class" else "predictions"
+    note = (
+        f"Precision: of the {things} that {judged} predicts to be of a {noun} the share that are; "
+        "recall: of those that are the share that it finds; F1: their harmonic mean. Few are of "
+        "each: no interval says which differences are beyond chance."
+    )
+    title = f"precision, recall and F1 of {judged} by {noun}, beside F1 of teachers"
+    table = class_table(title, columns, judged, more) if own else None
+    return None if table is None else replace(table, notes=[*table.notes, note])
+
+
 def class_table(
-    title: str, columns: Mapping[str, Mapping[str, float | None]], judged: str | None
+    title: str,
+    columns: Mapping[str, Mapping[str, float | None]],
+    judged: str | None,
+    more: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Table:
     """Scores by class, a row each: of many those on which one model is worst and best.
 
-    columns: by model, its scores by class. judged: the model, or else the first.
+    columns: by model, its scores by class. judged: the model, or else the first. more: columns
+        before these, as they are shown.
     """
     of = judged if judged is not None and judged in columns else next(iter(columns))
+    more = more or {}
     labels, folded = worst_and_best(columns[of])
 
     def row(label: str) -> list[str | Cell]:
         values = (scores[label] for scores in columns.values())
-        return [label, *(Cell(share(value), share=value) for value in values)]
+        cells = (Cell(share(value), share=value) for value in values)
+        return [label, *(shown[label] for shown in more.values()), *cells]
 
     notes = [f"Those on which {of} is worst and best."] if folded else []
     if None in columns[of].values():
         notes.append("“none” where no example has it.")
-    return Table(
-        title, ["", *columns], [*map(row, labels)], notes, [*map(row, folded)], judged or "", True
+    rows, others = [*map(row, labels)], [*map(row, folded)]
+    return Table(title, ["", *more, *columns], rows, notes, others, judged or "", narrow=True)
+
+
+def class_counts(model: Mapping[str, Any]) -> dict[str, list[int]]:
+    """By class how many examples are right, predicted, there."""
+    if "confusion" not in model:
+        return dict(model.get("class_counts", {}))
+    names = list(model["per_class"])
+    found = [[0, 0, 0] for _ in names]
+    for (label, predicted), count in confusion_counts(model["confusion"]).items():
+        found[label][0] += count if label == predicted else 0
+        found[predicted][1] += count
+        found[label][2] += count
+    return dict(zip(names, found, strict=True))
+
+
+def confusions(models: Mapping[str, Any], judged: str) -> Table | None:
+    """The confusions of one model that cost it most examples, the commonest first, and of the same
+    examples the share that each other model takes for that class too; None without any.
+
+    models: of an evaluation over classes, by name.
+    """
+    names, totals = list(models[judged]["per_class"]), class_counts(models[judged])
+    counts = {
+        name: confusion_counts(model["confusion"])
+        for name, model in models.items()
+        if name == judged or "not_given" not in model  # that one was asked of fewer examples
+    }
+    wrong = {pair: count for pair, count in counts[judged].items() if pair[0] != pair[1]}
+    rows: list[list[str | Cell]] = []
+    for pair in sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MOST]:
+        label, predicted = (names[at] for at in pair)
+        whole = totals[label][2]
+        shares = [of.get(pair, 0) / whole for of in counts.values()]
+        cells = [Cell(share(one), share=one) for one in shares]
+        rows.append([f"{label}: {predicted}", f"{whole:,}", *cells])
+    note = (
+        f"The commonest mistakes of {judged}, and of the same examples of a class the share that "
+        "each other model takes for that class too: what the teachers do as well it may have "
+        "learnt from them."
     )
+    heads = ["class: predicted", "examples", *counts]
+    title = f"What {judged} takes for what"
+    return Table(title, heads, rows, [note], shipped=judged, narrow=True) if rows else None
+
+
+def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
+    """(class, predicted) -> examples, without those that are 0.
+
+    confusion: as `ds_distill.evaluation.predictions.confusion_counts` makes it.
+    """
+    if isinstance(confusion, dict):
+        cells = zip(confusion["true"], confusion["predicted"], confusion["count"], strict=True)
+        return {(label, predicted): count for label, predicted, count in cells}
+    return {
+        (label, predicted): count
+        for label, row in enumerate(confusion)
+        for predicted, count in enumerate(row)
+        if count
+    }
 
 
 def _of_own_tokens(record: Mapping[str, Any]) -> Table:

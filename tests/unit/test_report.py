@@ -21,10 +21,9 @@ from ds_distill.files import write_json, write_text
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
-from ds_distill.reporting.by_class import by_class, confusions
 from ds_distill.reporting.page import page as tables_page
-from ds_distill.reporting.report import judged_model, report
-from ds_distill.reporting.result_tables import evaluation_tables
+from ds_distill.reporting.report import report
+from ds_distill.reporting.result_tables import confusions, evaluation_tables, f1_table, judged_model
 from ds_distill.reporting.results import evaluations_of_student
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.environment import describe_environment
@@ -409,24 +408,37 @@ def test_classes_are_shown_of_a_model_that_was_judged_on_all_examples():
 
 
 def test_a_class_has_the_same_figures_by_counts_as_by_confusions():
-    models = whole_results()["phases"][-1]["models"]
+    evaluation = whole_results()["phases"][-1]
+    models = evaluation["models"]
 
-    def cells(section):
-        return [[str(cell) for cell in row] for row in section.blocks[0].rows]
+    def cells():
+        table = f1_table(evaluation, "average")
+        assert table.heads == ["", "there", "precision", "recall", "first", "values", "average"]
+        return [[str(cell) for cell in (*row[:4], row[-1])] for row in table.rows]
 
-    confused, scored = confusions(models, "average"), by_class(models, "average", "class")
-    red, green = cells(scored)
-    assert red == ["red", "100", "98.8%", "80.0%", "88.4%", "-8.5", "none"]
-    assert green[:5] == ["green", "1", "0.0%", "0.0%", "0.0%"]
-    assert cells(confused)[0] == ["red: green", "100", "5.0%", "0.0%", "20.0%", "0.0%"]
+    confused = confusions(models, "average")
+    assert list(map(str, confused.rows[0])) == [
+        "red: green",
+        "100",
+        "5.0%",
+        "0.0%",
+        "20.0%",
+        "0.0%",
+    ]
+    assert cells() == [
+        ["red", "100", "98.8%", "80.0%", "88.4%"],
+        ["green", "1", "0.0%", "0.0%", "0.0%"],
+    ]
     sparse = {"true": [0, 0, 1], "predicted": [0, 1, 0], "count": [80, 20, 1]}
     models["average"]["confusion"] = sparse
     assert confusions(models, "average") == confused
     for model in models.values():  # of labels and of entities the record has counts
         del model["confusion"]
         model["class_counts"] = {"red": [80, 81, 100], "green": [0, 4, 0]}
-    red, green = cells(by_class(models, "average", "label"))
-    assert red[4] == "88.4%" and green[1:5] == ["0", "0.0%", "none", "none"]
+    assert cells() == [
+        ["red", "100", "98.8%", "80.0%", "88.4%"],
+        ["green", "0", "0.0%", "none", "none"],
+    ]
 
 
 def test_hostile_names_and_texts_leave_a_page_and_its_figures_whole():
@@ -456,7 +468,7 @@ def test_no_table_is_wider_than_a_page():
     assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 9
     of_all = source[source.index("<h2>Accuracy by class") :]
     for label in labels:
-        assert of_all.count(f">{label}</td>") == 3, "24 models: three tables"
+        assert of_all.count(f">{label}</td>") == 3 + 4, "24 models, and 27 columns with F1"
 
 
 def test_of_many_classes_a_page_shows_the_worst_and_the_best():
@@ -467,7 +479,8 @@ def test_of_many_classes_a_page_shows_the_worst_and_the_best():
         model["per_class"] = {label: (n * 7 % 200) / 200 for n, label in enumerate(labels)}
         model["per_class"][labels[50]] = None
     text = page_of(results).text
-    shown, folded = text[text.index("Accuracy by class") :].split("180 more")
+    of_accuracy = text[text.index("Accuracy by class") : text.index("Precision, recall")]
+    shown, folded = of_accuracy.split("180 more")
     in_order = sorted(range(200), key=lambda n: n * 7 % 200)
     for number in (*in_order[:10], *in_order[-10:]):
         assert f"class {number}." in shown and f"class {number}." not in folded
