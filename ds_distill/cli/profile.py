@@ -11,6 +11,7 @@ import typer
 
 from ds_distill.cli.loading import quiet_libraries, write_json_output
 from ds_distill.cli.options import Given, Overrides, SmallOption
+from ds_distill.errors import UserError
 from ds_distill.process.identity import get_world_size
 from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
@@ -39,7 +40,7 @@ def profile(
     json: Annotated[Path | None, typer.Option(help="Write the profile to this file, too.")] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw a bar for each training, or a dot for each model (.svg)."),
+        typer.Option(help="Of a run: draw its models' quality against latency (.svg)."),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -65,8 +66,9 @@ def profile(
     if (Path(recipe) / "recipe.yaml").is_file():
         _models(Path(recipe), json, figure)
     else:
-        given = Given(recipe, overrides, small)
-        _trainings(given, steps, folder, json, figure, trace)
+        if figure is not None:
+            raise UserError(f"--figure {figure}: is of a finished run's models. Leave it out.")
+        _trainings(Given(recipe, overrides, small), steps, folder, json, trace)
 
 
 def _trainings(
@@ -74,13 +76,13 @@ def _trainings(
     steps: int,
     folder: Path | None,
     json: Path | None,
-    figure: Path | None,
     trace: Path | None,
 ) -> None:
     whole = given.load()
     quiet_libraries()
+    import torch
+
     from ds_distill.check.recipe import open_sources
-    from ds_distill.profiling.charts import plot_trainings
     from ds_distill.profiling.shorten import shortening, total_steps
     from ds_distill.profiling.table import trainings_text
     from ds_distill.profiling.trainings import profile_trainings
@@ -95,19 +97,17 @@ def _trainings(
     )
     work = folder or Path("runs") / f"{short.name}-profile"
     try:
-        found, device = profile_trainings(short, work, trace, partial(say, sentence, error=True))
+        found = profile_trainings(short, work, trace, partial(say, sentence, error=True))
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     if not found:  # another rank than the first
         return
-    say("\n" + trainings_text(found, device, ranks), end="")
+    say("\n" + trainings_text(found, ranks), end="")
     if json is not None:
-        environment = describe_environment(ranks, "cpu" if device is None else device.name)
+        environment = describe_environment(ranks, "cuda" if torch.cuda.is_available() else "cpu")
         trainings = [one.to_json() for one in found]
         content = {"recipe": short.name, "environment": environment, "trainings": trainings}
         write_json_output(json, content)
-    if figure is not None:
-        plot_trainings(found, figure)
 
 
 def _models(run: Path, json: Path | None, figure: Path | None) -> None:

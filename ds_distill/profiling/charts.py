@@ -1,32 +1,14 @@
-"""Profiles as figures."""
+"""A profile of models as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ds_distill.errors import UserError
 from ds_distill.profiling.models import ProfiledModel, points
-from ds_distill.profiling.trainings import Profiled, parts_in_order
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.figure_files import new_figure, of_scores
-
-
-def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:
-    """A bar for each training, of its parts."""
-    with new_figure(path, (9, 1.2 + 0.45 * len(trainings))) as [axis]:
-        parts = parts_in_order(one.seconds for one in trainings)
-        names = [f"{one.phase}: {one.model}" for one in trainings][::-1]
-        starts = [0.0] * len(trainings)
-        axis.set_prop_cycle(color=_colours())
-        for part in parts:
-            widths = [1e3 * one.seconds.get(part, 0.0) for one in trainings][::-1]
-            axis.barh(names, widths, left=starts, label=part)
-            starts = [start + width for start, width in zip(starts, widths, strict=True)]
-        axis.set_xlabel("milliseconds of a step")
-        axis.grid(alpha=0.3, axis="x")
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
@@ -70,15 +52,6 @@ def _together(
         else:
             groups.append(([name], (x, y)))
     return [(", ".join(names), point) for names, point in groups]
-
-
-def _colours() -> list[Any]:
-    """40, of which no two are alike: a training has a part for each teacher."""
-    import matplotlib
-
-    first, then = (matplotlib.colormaps[name] for name in ("tab20", "tab20b"))
-    dark_before_light = [*range(0, 20, 2), *range(1, 20, 2)]
-    return [*map(first, dark_before_light), *map(then, range(20))]
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from ds_distill.planning.models import Pass, PlannedModel, cost
@@ -15,53 +16,28 @@ _EXAMPLES = 100
 positions, becomes small beside them."""
 
 
-@dataclass(frozen=True)
-class ModelFlops:
-    """Of a model's passes, as torch's FlopCounterMode counts: two for each multiplication of
-    matrix products. They are a sum of four terms, because every layer is the same."""
-
-    per_example: float
-    per_token: float
-    per_square: float
-    """Times the examples' tokens squared: attention."""
-    per_row: float
-    """Of a masked-LM: each masked token's head."""
-
-    @staticmethod
-    def of(model: PlannedModel, *, trains: bool) -> ModelFlops:
-        """trains: forward and backward, gradients of all weights; else forward alone."""
-        return _model_flops(model, trains)
-
-    def __call__(self, amount: Amount) -> float:
-        return (
-            self.per_example * amount.examples
-            + self.per_token * amount.tokens
-            + self.per_square * amount.squares
-            + self.per_row * amount.rows
-        )
-
-
 @lru_cache
-def _model_flops(model: PlannedModel, trains: bool) -> ModelFlops:
+def flops_of(model: PlannedModel, trains: bool) -> Callable[[Amount], float]:
+    """Of a model's passes, as torch's FlopCounterMode counts: two for each multiplication of matrix
+    products. They are a sum of four terms, because every layer is the same: examples, tokens,
+    tokens squared (attention) and the rows of a masked-LM's head.
+
+    trains: forward and backward, gradients of all weights; else forward alone.
+    """
     masked = model.classes is None
 
-    def flops(length: int, rows: int) -> int:
-        pass_ = Pass(
-            examples=_EXAMPLES,
-            length=length,
-            rows=rows if masked else None,
-            dtype=torch.float32,
-            trains=trains,
-            fused=False,
-            mask_bytes=None,
-        )
-        return cost(model, pass_).flops
+    def flops(length: int, rows: int = _EXAMPLES) -> float:
+        own = rows if masked else None
+        one = Pass(_EXAMPLES, length, own, torch.float32, trains, fused=False, mask_bytes=None)
+        return cost(model, one).flops / _EXAMPLES
 
-    first, second, third = 16, 32, 48
-    one, two, three = (flops(length, _EXAMPLES) / _EXAMPLES for length in (first, second, third))
-    # The quadratic through three points.
-    square = ((three - two) - (two - one)) / (2 * (second - first) ** 2)
-    token = (two - one) / (second - first) - square * (second + first)
-    row = (flops(first, 2 * _EXAMPLES) / _EXAMPLES - one) if masked else 0.0
-    example = one - token * first - square * first**2 - row
-    return ModelFlops(example, token, square, row)
+    lengths = (16, 32, 48)
+    at = np.array([[1, length, length**2] for length in lengths])
+    example, token, square = np.linalg.solve(at, [flops(length) for length in lengths])
+    row = flops(lengths[0], 2 * _EXAMPLES) - flops(lengths[0]) if masked else 0.0
+    return lambda amount: float(
+        (example - row) * amount.examples
+        + token * amount.tokens
+        + square * amount.squares
+        + row * amount.rows
+    )

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ds_distill.planning.gpus import GIB, Device
+from ds_distill.planning.gpus import GIB
 from ds_distill.planning.units import duration
 from ds_distill.profiling.models import ProfiledModel
 from ds_distill.profiling.trainings import Profiled, parts_in_order
 from ds_distill.tables import Table
 
 
-def trainings_text(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> str:
+def trainings_text(trainings: Sequence[Profiled], ranks: int) -> str:
     """Time, speed and memory of a step of each training, of rank 0."""
-    return "\n\n".join(table.text() for table in _trainings(trainings, device, ranks)) + "\n"
+    return "\n\n".join(table.text() for table in _trainings(trainings, ranks)) + "\n"
 
 
-def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> Iterator[Table]:
+def _trainings(trainings: Sequence[Profiled], ranks: int) -> Iterator[Table]:
     parts = parts_in_order(one.seconds for one in trainings)
     of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
     yield Table(
         f"Milliseconds of a step, {of}means of {trainings[0].steps} steps",
-        ["phase: model", *parts, "step", "quartiles", "planned"],
+        ["phase: model", *parts, "step", "quartiles"],
         [
             [
                 f"{one.phase}: {one.model}",
                 *(_milliseconds(one.seconds.get(part)) for part in parts),
                 _milliseconds(one.step),
                 "-".join(map(_milliseconds, one.quartiles)),
-                _milliseconds(None if one.planned is None else one.planned.step.total),
             ]
             for one in trainings
         ],
     )
-    notes = [] if device is None else [f"Utilisation: of {_peaks(trainings)}, {device.source}."]
+    peaks = sorted({one.device_flops for one in trainings if one.device_flops is not None})
+    of_device = " or ".join(f"{flops / 1e12:.3g} TFLOP/s" for flops in peaks)
+    whose = "NVIDIA's data sheet" if any(one.peaks for one in trainings) else "measured here"
+    notes = [f"Utilisation: of {of_device}, {whose}."] if peaks else []
     yield Table(
         "Speed, and operations of real tokens and of the head's rows",
         ["phase: model", "tokens/s", "GFLOP a step", "TFLOP/s", "utilisation", *_BESIDE, "GiB"],
@@ -44,12 +46,11 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
         parts = parts_in_order(one.peaks for one in trainings)
         yield Table(
             "GiB allocated at most, by part",
-            ["phase: model", *parts, "planned"],
+            ["phase: model", *parts],
             [
                 [
                     f"{one.phase}: {one.model}",
                     *(_gib(one.peaks.get(part)) for part in parts),
-                    _gib(None if one.planned is None else one.planned.total),
                 ]
                 for one in trainings
             ],
@@ -70,11 +71,6 @@ def _speed(one: Profiled) -> list[str]:
         *(duration(one.beside[part]) if part in one.beside else "" for part in _BESIDE),
         _gib(max(one.peaks.values(), default=one.resident)),
     ]
-
-
-def _peaks(trainings: Sequence[Profiled]) -> str:
-    found = sorted({one.device_flops for one in trainings if one.device_flops is not None})
-    return " or ".join(f"{flops / 1e12:.3g} TFLOP/s" for flops in found)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,19 @@ import torch
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
-from ds_distill.planning.gpus import GPUS, Device, find_device, own_gpu
-from ds_distill.planning.plan import Placement
+from ds_distill.planning.gpus import GPUS, own_gpu
 from ds_distill.planning.planner import Planner
 from ds_distill.process.identity import get_rank
 from ds_distill.process.lock import FolderLock, Locked
 from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
-from ds_distill.profiling.flops import ModelFlops
+from ds_distill.profiling.flops import flops_of
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import PROFILE, RunFolder
-from ds_distill.run.profiler import Profiler
+from ds_distill.run.profiler import Amount, Profiler
 from ds_distill.run.run import Run
 from ds_distill.run.timings import BESIDE, read_timings
 from ds_distill.training.meter import WARM_UP_STEPS
@@ -55,8 +55,6 @@ class Profiled:
     """Most bytes that torch had allocated on the GPU, by part; none on a CPU."""
     resident: int | None
     """Most bytes of the process on a CPU, where the system tells."""
-    planned: Placement | None
-    """What `ds-distill plan` says of it; None where the GPU is not known."""
     device_flops: float | None
     """Operations a second that this rank could do: a data sheet's, or measured on a CPU. None for
     a GPU that is not known."""
@@ -80,11 +78,7 @@ class Profiled:
         return sum(self.flops.values()) / self.step / self.device_flops
 
     def to_json(self) -> dict[str, Any]:
-        planned = self.planned
-        more: dict[str, Any] = {"step": self.step, "utilisation": self.utilisation, "planned": None}
-        if planned is not None:
-            more["planned"] = {"step": planned.step.total, "bytes": planned.total}
-        return {**asdict(replace(self, planned=None)), **more}
+        return {**asdict(self), "step": self.step, "utilisation": self.utilisation}
 
 
 def parts_in_order(of_each: Iterable[Iterable[str]]) -> list[str]:
@@ -100,13 +94,11 @@ def profile_trainings(
     work: Path,
     trace: Path | None = None,
     begins: Callable[[], None] = lambda: None,
-) -> tuple[list[Profiled], Device | None]:
+) -> list[Profiled]:
     """Run a recipe that was shortened, up to its last training, in a folder that is removed
     afterwards. Every rank must call this; all but rank 0 return an empty list.
 
     begins: called on rank 0 before the first training, when nothing was refused.
-
-    Returns the trainings, and the device if its speed is known.
 
     Raises UserError for a recipe without training, and where `execute` does.
     """
@@ -119,10 +111,8 @@ def profile_trainings(
         with timed_collectives():
             runs = execute(short, work, first=training[-1] + 1, profiler=profiler)
         if not is_main:
-            return [], None
-        run = next(iter(runs.values()))
-        device = _device(run)
-        return list(_trainings(run, profiler, device)), device
+            return []
+        return list(_trainings(next(iter(runs.values())), profiler))
 
 
 @contextmanager
@@ -150,36 +140,24 @@ def _folder_of_main(recipe: Recipe, work: Path) -> Iterator[None]:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _device(run: Run) -> Device | None:
-    """This machine's: a GPU that is not known has no speed."""
-    if run.world.device.type == "cuda":
-        return own_gpu(run.world.device)
-    with threads_of_all_ranks(run.world.size):
-        return find_device("cpu", run.world.size)
+def _device_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Operations a second: of a CPU those of this rank's threads, measured in a moment."""
+    if device.type == "cuda":
+        known = own_gpu(device)
+        return None if known is None else known.flops(dtype)
+    factor, seconds = torch.ones(1024, 1024, dtype=dtype), []
+    for _ in range(5):
+        started = time.perf_counter()
+        factor @ factor
+        seconds.append(time.perf_counter() - started)
+    return 2 * 1024**3 / min(seconds)
 
 
-@contextmanager
-def threads_of_all_ranks(ranks: int) -> Iterator[None]:
-    """As `ds-distill plan` measures a CPU, to share among the ranks what it finds: a rank has its
-    own threads alone, while the others wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads * ranks)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[Profiled]:
+def _trainings(run: Run, profiler: Profiler) -> Iterator[Profiled]:
     short = run.recipe
-    planner = Planner(short, device or GPUS["h100"], run.world.size)  # for its models alone
+    planner = Planner(short, GPUS["h100"], run.world.size)  # for its models alone
     timings = read_timings(run.folder.path / "metrics.jsonl")
     names = short.phase_names()
-    planned = {}
-    if device is not None:
-        with threads_of_all_ranks(run.world.size):
-            jobs = planner.plan().jobs
-        planned = {(job.phase, model): job.chosen for job in jobs for model in job.models}
     for number, phase in enumerate(short.phases):
         if not isinstance(phase, TrainingPhase):
             continue
@@ -210,21 +188,20 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
                 flops,
                 observed.peaks,
                 observed.resident,
-                planned.get((names[number], training)),
-                None if device is None else device.flops(model_dtype(run.deepspeed(phase))),
+                _device_flops(run.world.device, model_dtype(run.deepspeed(phase))),
             )
 
 
 def _model_flops(
     planner: Planner, number: int, phase: TrainingPhase, outputs: list[str]
-) -> dict[str, ModelFlops]:
+) -> dict[str, Callable[[Amount], float]]:
     names = outputs if len(outputs) > 1 else ["student"]
     found = {
-        name: ModelFlops.of(planner.model(phase.start_of(output), number), trains=True)
+        name: flops_of(planner.model(phase.start_of(output), number), trains=True)
         for name, output in zip(names, outputs, strict=True)
     }
     if isinstance(phase, Distil) and phase.teachers == "live":
         recipe = planner.recipe
         for name in (n for n in recipe.teachers_of(phase) if n not in recipe.from_files):
-            found[name] = ModelFlops.of(planner.model(name, number), trains=False)
+            found[name] = flops_of(planner.model(name, number), trains=False)
     return found

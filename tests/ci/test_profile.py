@@ -48,7 +48,7 @@ def profiled(
     command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"]
     command += ["--master_port", str(free_port()), "--module", "ds_distill", "profile"]
     command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
-    command += ["--figure", "profile.svg", "--trace", "trace.json"]
+    command += ["--trace", "trace.json"]
     environment = {**command_environment, "LOCAL_SIZE": "2"}
     path = os.environ.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -90,7 +90,6 @@ def test_what_is_left_behind(profiled: Any) -> None:
     here, _, printed = profiled
     assert not (here / "work").exists()
     assert "teacher first" in printed and "of rank 0 of 2" in printed
-    assert b"teacher first" in (here / "profile.svg").read_bytes()
     events = json.loads((here / "trace.json").read_text())["traceEvents"]
     names = {event.get("name") for event in events}
     assert {"teacher first", "backward", "[memory]"} <= names

@@ -14,17 +14,12 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import PlannedModel
-from ds_distill.profiling.flops import ModelFlops
+from ds_distill.profiling.flops import flops_of
 from ds_distill.profiling.models import Case, ProfiledModel
 from ds_distill.profiling.shorten import shortening, total_steps
 from ds_distill.profiling.table import models_text, trainings_text
-from ds_distill.profiling.trainings import (
-    Profiled,
-    profile_trainings,
-    threads_of_all_ranks,
-)
+from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases.base import TrainingPhase
@@ -51,7 +46,7 @@ def counted(planned: PlannedModel, trains: bool, rows: int) -> int:
 def test_operations_are_those_of_real_tokens(name: str, trains: bool) -> None:
     amount = Amount(len(LENGTHS), sum(LENGTHS), sum(n * n for n in LENGTHS), len(LENGTHS))
     planned = model_of(name)
-    found = ModelFlops.of(planned, trains=trains)(amount)
+    found = flops_of(planned, trains)(amount)
     assert found == pytest.approx(counted(planned, trains, 1), rel=1e-9)
 
 
@@ -62,7 +57,7 @@ def test_operations_of_deberta(trains: bool) -> None:
     planned, one = model_of("deberta"), of(100, 24, trains)
     with FlopCounterMode(display=False) as counter:
         run(*real(planned, one), trains)
-    found = ModelFlops.of(planned, trains=trains)(Amount(100, 2400, 100 * 24**2, 100))
+    found = flops_of(planned, trains)(Amount(100, 2400, 100 * 24**2, 100))
     assert found == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
@@ -70,7 +65,7 @@ def test_operations_of_deberta(trains: bool) -> None:
 def test_a_head_has_the_operations_of_its_rows(trains: bool) -> None:
     planned, rows = model_of("bert", classes=None), 4
     amount = Amount(3, sum(LENGTHS), sum(n * n for n in LENGTHS), 3 * rows)
-    found = ModelFlops.of(planned, trains=trains)(amount)
+    found = flops_of(planned, trains)(amount)
     assert found == pytest.approx(counted(planned, trains, rows), rel=1e-9)
 
 
@@ -120,7 +115,6 @@ PROFILED: dict[str, Any] = {
     "flops": {"student": 6e10, "a": 9e10},
     "peaks": {"student": 2**30, "backward": 2**31},
     "resident": None,
-    "planned": None,
     "device_flops": 3e12,
 }
 
@@ -130,17 +124,17 @@ def test_a_profile_says_time_speed_and_memory() -> None:
     other = Profiled(**{**PROFILED, "phase": "teach", "seconds": {"student": 0.1, "other": 0.0}})
     assert one.step == pytest.approx(0.113)
     assert one.utilisation == pytest.approx(15e10 / 0.113 / 3e12)
-    text = trainings_text([other, one], GPUS["h100"], 2)
+    text = trainings_text([other, one], 2)
     assert "of rank 0 of 2, means of 25 steps" in text
     [header] = [line for line in text.splitlines() if "teacher a" in line]
     parts = ["data", "teacher", "a", "student", "backward", "other"]
-    assert header.split() == ["phase:", "model", *parts, "step", "quartiles", "planned"]
+    assert header.split() == ["phase:", "model", *parts, "step", "quartiles"]
     rows = [line.split() for line in text.splitlines() if line.startswith("distil: student")]
     assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
     assert rows[1][2:] == ["8,850", "150.0", "1.33", "44%", "500.0", "ms", "2.00"]
     assert rows[2][2:] == ["1.00", "2.00"]
     on_cpu = Profiled(**{**PROFILED, "peaks": {}, "resident": 3 * 2**30})
-    text = trainings_text([on_cpu], None, 1)
+    text = trainings_text([on_cpu], 1)
     assert " 3.00" in text and "GiB allocated at most" not in text and "of rank" not in text
 
 
@@ -148,15 +142,7 @@ def test_models_that_are_trained_together_have_their_tokens_added() -> None:
     """As in `mt-bert`: after all that it had measured a profile ended in a traceback."""
     one = Profiled(**{**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
     assert one.trained_tokens == 1000.0
-    assert "8,850" in trainings_text([one], None, 1)
-
-
-def test_a_cpu_is_measured_with_the_threads_of_all_ranks() -> None:
-    """What it finds is shared among them; of one rank's threads it was shared twice."""
-    before = torch.get_num_threads()
-    with threads_of_all_ranks(2):
-        assert torch.get_num_threads() == 2 * before
-    assert torch.get_num_threads() == before
+    assert "8,850" in trainings_text([one], 1)
 
 
 def refused(*arguments: str) -> str:
@@ -167,6 +153,7 @@ def refused(*arguments: str) -> str:
 
 def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
     assert "ends in .svg" in refused("quickstart", "--figure", "profile.txt")
+    assert "of a finished run's models" in refused("quickstart", "--figure", "profile.svg")
     assert "5" in refused("quickstart", "--steps", "4")
     (tmp_path / "recipe.yaml").write_text("name: unfinished\n")
     assert "has not finished" in refused(str(tmp_path))
