@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ds_distill.planning.gpus import Device
+from ds_distill.planning.gpus import OF_LINKS, Device
 from ds_distill.planning.memory import Zero, padded_share
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -101,7 +101,7 @@ def communication_seconds(sent: Iterable[Sent], ranks: int, device: Device) -> f
     if machines > 1:
         bandwidth = min(bandwidth, device.network * min(device.cards, on_each))
         hops = (ranks - machines) * device.link_latency + (machines - 1) * device.network_latency
-    rate = bandwidth * device.achieved_link
+    rate = bandwidth * OF_LINKS
     total = 0.0
     for one in sent:
         # Gloo scatters what it has reduced by an all-reduce.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +12,13 @@ from ds_distill.errors import UserError, did_you_mean
 from ds_distill.process.machine import machine_memory
 
 GIB = 2**30
+
+OF_PRODUCTS, OF_MEMORY, OF_LINKS = 0.7, 0.8, 0.7
+"""Shares of a data sheet's figures that are reached: by large matrix products, by element-wise
+kernels, by collectives. Assumptions, which a plan prints."""
+
+RESERVE = 0.08
+"""Share of the memory that torch cannot use: the driver's part, and fragments."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +43,18 @@ class Device:
     has_bf16: bool
     source: str
     """Where the figures come from."""
-    efficiency: float = 0.7
-    """Share of the operations a second that large matrix products reach."""
-    achieved_bandwidth: float = 0.8
-    """Share of the bandwidth that element-wise kernels reach."""
     launch: float = 25e-6
-    """Seconds that a kernel takes at least: Python and torch have to start it. This and the next
-    three are fitted to steps that virtual machines with an H100 and an H200 took
-    (docs/planning.md)."""
-    per_weight: float = 75e-6
-    """Seconds that DeepSpeed takes in Python for a trained weight: for its gradient in a backward
-    pass below stage 3, and again in the optimizer's step."""
-    teacher_hooks: float = 4.3e-3
-    """Seconds of DeepSpeed's hooks around a teacher's layer at stage 3, in Python."""
-    student_hooks: float = 14e-3
-    """Likewise of a student's, which has hooks on every module, forward and backward."""
+    """Seconds that the host takes to start a kernel, in Python and torch; what DeepSpeed does in
+    Python takes so many times as long, see `placements`. Fitted to steps that virtual machines with
+    an H100 and an H200 took (docs/planning.md)."""
     per_machine: int = 8
     cards: int = 8
     """Network cards of a machine: an assumption, one for each GPU with NVLink of today, else one
     in all."""
-    achieved_link: float = 0.7
-    """Share of the bytes a second of links and cards that collectives reach."""
     link_latency: float = 1e-6
     """Seconds of a message within a machine."""
     network_latency: float = 10e-6
     """Seconds of a message between machines."""
-    reserve: float = 0.08
-    """Share of the memory that torch cannot use: the driver's part, and fragments."""
 
     @property
     def is_gpu(self) -> bool:
@@ -71,12 +62,7 @@ class Device:
 
     @property
     def usable(self) -> int:
-        return int(self.memory * (1 - self.reserve))
-
-    @property
-    def without_python(self) -> Device:
-        """A GPU that never waits for Python."""
-        return replace(self, launch=0.0, per_weight=0.0, teacher_hooks=0.0, student_hooks=0.0)
+        return int(self.memory * (1 - RESERVE))
 
     def flops(self, dtype: torch.dtype) -> float:
         return self.full_flops if dtype == torch.float32 else self.half_flops
@@ -141,13 +127,12 @@ def find_device(name: str | None, ranks: int) -> Device:
             )
         return own
     if name is None or name.lower() == "cpu":
-        return measured_cpu(ranks)
+        return cpu(ranks)
     if name.lower() not in GPUS:
         known = [*GPUS, "cpu"]
         raise UserError(
             f"--gpu {name}: not a GPU that is known here.{did_you_mean(name, known)} Known: "
-            f"{', '.join(known)} (measured on this machine). Take the one nearest to yours in "
-            "memory and speed."
+            f"{', '.join(known)}. Take the one nearest to yours in memory and speed."
         )
     return GPUS[name.lower()]
 
@@ -182,43 +167,22 @@ def _words(name: str) -> set[str]:
     return {part for part in parts if not _NOISE.fullmatch(part)}
 
 
-def measured_cpu(ranks: int) -> Device:
-    """A process of `ranks` on this machine's cores, measured in a second. Ranks share its memory
-    and its speed."""
-    large = torch.ones(1024, 1024)
-    half = large.bfloat16()
-    words = torch.ones(16_000_000)
-    small, out = torch.ones(8), torch.empty_like(words)
+def cpu(ranks: int) -> Device:
+    """A process of `ranks` on this machine's cores: its memory, and speeds that are assumed of a
+    core of a server. `ds-distill profile` measures."""
+    cores = len(os.sched_getaffinity(0)) / ranks
     return Device(
-        name="cpu",
+        "cpu",
         memory=machine_memory() // ranks,
-        half_flops=2 * 1024**3 / _seconds(lambda: half @ half) / ranks,
-        full_flops=2 * 1024**3 / _seconds(lambda: large @ large) / ranks,
-        bandwidth=2 * words.nbytes / _seconds(lambda: torch.mul(words, 2.0, out=out)) / ranks,
+        half_flops=60e9 * cores,
+        full_flops=60e9 * cores,
+        bandwidth=8e9 * cores,
         link=1e9,
         network=1e9,
         has_bf16=True,
-        source=f"measured on this machine, {torch.get_num_threads()} threads for {ranks} rank(s)",
-        efficiency=1.0,
-        achieved_bandwidth=1.0,
-        launch=_seconds(lambda: small + small),
-        per_weight=0.0,
-        # tools/benchmarks/hook_time.py: 71 and 147 ms of 24 layers, 25 at stage 0, on a busy CPU.
-        teacher_hooks=1.9e-3,
-        student_hooks=5e-3,
+        source="assumed of a server's cores",
+        launch=10e-6,
         per_machine=ranks,
         cards=1,
         link_latency=3e-4,
     )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """The fastest of a few calls."""
-    work()
-    times: list[float] = []
-    end = time.perf_counter() + 0.2
-    while not times or time.perf_counter() < end:
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)

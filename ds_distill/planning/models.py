@@ -94,8 +94,7 @@ class PlannedModel:
     ) -> PreTrainedModel:
         """The model, by default without memory.
 
-        fused: with attention that holds no map of S x S scores, where transformers has one for it;
-            on a real device the one that transformers chooses.
+        fused: with attention that holds no map of S x S scores, where transformers has one for it.
         """
         config = copy.deepcopy(self.config)
         if layers is not None:
@@ -103,7 +102,7 @@ class PlannedModel:
         if self.classes is not None:
             config.num_labels = self.classes
         kind = getattr(transformers, f"AutoModel{self.head}")
-        attention = (FUSED if device == "meta" else None) if fused else "eager"
+        attention = FUSED if fused else "eager"
         with torch.device(device):
             try:
                 model = kind.from_config(config, attn_implementation=attention)
@@ -221,20 +220,7 @@ def cost(model: PlannedModel, of: Pass) -> Cost:
 
 @lru_cache(maxsize=256)
 def _traced(model: PlannedModel, layers: int, of: Pass) -> Cost:
-    built = prepared(model, layers, of, "meta")
-    for parameter in built.parameters():  # gradients are counted elsewhere
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    view = view_of(of, "meta")
-    with torch.device("meta"), Trace(of.mask_bytes) as trace:
-        trace.ignore(*built.parameters(), *built.buffers())
-        run_pass(built, view, of)
-    return trace.cost
-
-
-def prepared(model: PlannedModel, layers: int, of: Pass, device: str) -> PreTrainedModel:
-    """The model as a pass finds it, with so many layers."""
-    built = model.build(layers=layers, dtype=of.dtype, fused=of.fused, device=device)
+    built = model.build(layers=layers, dtype=of.dtype, fused=of.fused)
     built.train(of.trains).requires_grad_(of.trains)
     if of.flashdeberta:
         for layer in layers_of(built):
@@ -245,33 +231,31 @@ def prepared(model: PlannedModel, layers: int, of: Pass, device: str) -> PreTrai
     if of.dropout is not None:
         set_dropout(built, of.dropout)
     if of.checkpointing:
-        checkpoint_activations(built, random_state=device != "meta")  # meta tensors have none
-    return built
+        checkpoint_activations(built, random_state=False)  # meta tensors have none
+    for parameter in built.parameters():  # gradients are counted elsewhere
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    with torch.device("meta"):
+        ids = torch.ones(of.examples, of.length, dtype=torch.int64)
+        positions = None if of.rows is None else torch.ones(of.rows, dtype=torch.int64)
+        view = PaddedView(ids, torch.ones_like(ids), positions=positions)
+        with Trace(of.mask_bytes) as trace, torch.set_grad_enabled(of.trains):
+            trace.ignore(*built.parameters(), *built.buffers())
+            _run(built, view, of)
+    return trace.cost
 
 
-def view_of(of: Pass, device: str) -> PaddedView:
-    """What a pass reads."""
-    ids = torch.ones(of.examples, of.length, dtype=torch.int64, device=device)
-    positions = None
-    if of.rows is not None:
-        positions = torch.ones(of.rows, dtype=torch.int64, device=device)
-    return PaddedView(ids, torch.ones_like(ids), positions=positions)
-
-
-def run_pass(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
-    """A pass through a prepared model."""
+def _run(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
     if type(built).__name__.endswith("ForQuestionAnswering"):
-        every = torch.arange(of.length, device=view.input_ids.device)
-        view = replace(view, candidates=every.expand(of.examples, -1))
-    with torch.set_grad_enabled(of.trains):
-        signals = read_signals(built, view)
-        head = signals.head
-        outputs = head.features if head is not None and not of.logits else signals.logits
-        if of.trains:
-            loss = outputs.float()
-            if of.logits:
-                loss = loss.log_softmax(-1)
-            loss.sum().backward()
+        view = replace(view, candidates=torch.arange(of.length).expand(of.examples, -1))
+    signals = read_signals(built, view)
+    head = signals.head
+    outputs = head.features if head is not None and not of.logits else signals.logits
+    if of.trains:
+        loss = outputs.float()
+        if of.logits:
+            loss = loss.log_softmax(-1)
+        loss.sum().backward()
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

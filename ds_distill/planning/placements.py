@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -25,6 +25,7 @@ from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.plan import Choice, Placement
 from ds_distill.planning.roofline import (
     StepTime,
+    hook_seconds,
     optimizer_seconds,
     pass_seconds,
     seconds,
@@ -193,11 +194,8 @@ class Placements:
         worst = self._work(choice, length, micro_batch, together)
         usual = self._work(choice, round(self._job.split.tokens), micro_batch, together)
         step = self._step(device, usual, zero, teachers, micro_steps, together)
-        computing = step
-        if device.is_gpu:
-            computing = self._step(
-                device.without_python, usual, zero, teachers, micro_steps, together
-            )
+        no_host = replace(device, launch=0.0)
+        computing = self._step(no_host, usual, zero, teachers, micro_steps, together)
         signals = self._held(choice, micro_batch, micro_steps, together)
         beside = replace(worst, head=worst.head + replace(signals, fixed=0.0))
         return Placement(
@@ -231,24 +229,17 @@ class Placements:
             for name, one in work.teacher_passes.items()
         )
         passes = -(-micro_steps // together)
+        layers = sum(student.config.num_hidden_layers for student in self._students)
+        of_live = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
+        weights = micro_steps * sum(map(len, self._trained))
         sent = sent_in_training(self._trained, self._frozen, teachers, zero, micro_steps, passes)
         return StepTime(
             teachers=micro_steps / together * sum(of_teachers),
             student=micro_steps * of_student,
             optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
             communication=communication_seconds(sent, zero.ranks, device),
-            hooks=self._hook_seconds(device, zero, teachers, micro_steps, passes),
+            hooks=hook_seconds(zero, device, weights, micro_steps * layers, passes * of_live),
         )
-
-    def _hook_seconds(
-        self, device: Device, zero: Zero, teachers: Iterable[str], micro_steps: int, passes: int
-    ) -> float:
-        if zero.stage < 3:
-            return micro_steps * sum(map(len, self._trained)) * device.per_weight
-        of_student = sum(student.config.num_hidden_layers for student in self._students)
-        of_teachers = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
-        seconds = micro_steps * of_student * device.student_hooks
-        return seconds + passes * of_teachers * device.teacher_hooks
 
     def _held(self, choice: Choice, micro_batch: int, micro_steps: int, together: int) -> Growth:
         """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states

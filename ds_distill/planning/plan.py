@@ -40,8 +40,7 @@ class Placement:
     step: StepTime
     """Of an optimizer step of the recipe's batch."""
     computing: float
-    """Seconds of it in which a GPU computes and sends; in the others it waits for Python. On a CPU
-    all of them."""
+    """Seconds of it in which the device computes and sends; in the others it waits for Python."""
     usable: int
 
     @property

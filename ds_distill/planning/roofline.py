@@ -8,10 +8,15 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ds_distill.planning.gpus import Device
+from ds_distill.planning.gpus import OF_MEMORY, OF_PRODUCTS, Device
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
+
+OF_WEIGHT, OF_TEACHER_LAYER, OF_STUDENT_LAYER = 3, 172, 560
+"""What DeepSpeed does in Python, in launches of a kernel: for a trained weight, below stage 3 for
+its gradient, and at each stage in the optimizer's step; at stage 3 around a teacher's layer, and
+around a student's, which has hooks on every module, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class StepTime:
     optimizer: float = 0.0
     communication: float = 0.0
     hooks: float = 0.0
-    """DeepSpeed's, around each module at stage 3, at each gradient below."""
+    """DeepSpeed's Python, around each module at stage 3, at each gradient below."""
 
     @property
     def total(self) -> float:
@@ -32,8 +37,7 @@ class StepTime:
 
 def seconds(cost: Cost, device: Device, dtype: torch.dtype) -> float:
     """Of one pass."""
-    flops = device.flops(dtype) * device.efficiency
-    bandwidth = device.bandwidth * device.achieved_bandwidth
+    flops, bandwidth = device.flops(dtype) * OF_PRODUCTS, device.bandwidth * OF_MEMORY
     return sum(
         times * max(operations / flops, moved / bandwidth, device.launch)
         for (operations, moved), times in cost.operations.items()
@@ -53,5 +57,15 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
     """
     share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
-    of_weights = len(numels) * device.per_weight
-    return max(of_weights, moved / (device.bandwidth * device.achieved_bandwidth))
+    of_weights = len(numels) * OF_WEIGHT * device.launch
+    return max(of_weights, moved / (device.bandwidth * OF_MEMORY))
+
+
+def hook_seconds(
+    zero: Zero, device: Device, weights: int, student_layers: int, teacher_layers: int
+) -> float:
+    """Of a step. weights: passes back through a trained weight; layers likewise, of all passes."""
+    if zero.stage < 3:
+        return weights * OF_WEIGHT * device.launch
+    layers = student_layers * OF_STUDENT_LAYER + teacher_layers * OF_TEACHER_LAYER
+    return layers * device.launch

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from ds_distill.planning.advice import advice
-from ds_distill.planning.gpus import GIB
-from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
+from ds_distill.planning.gpus import GIB, OF_LINKS, OF_MEMORY, OF_PRODUCTS
+from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
 from ds_distill.planning.units import amount, duration, rate
 from ds_distill.tables import Table
 
 MOSTLY_WAITS = 0.5
 """Of a step's time, below which a plan says that the GPU waits for Python."""
-_COLUMNS = (
-    "run as",
-    "teachers",
-    "student",
-    "gradients",
-    "optimizer",
-    "buffers",
-    "activations",
-    "logits",
-    "signals",
-    "total",
-    "micro-batch",
-    "step",
-)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"
+
+
+_COLUMNS: dict[str, Callable[[Placement], str]] = {
+    "teachers": lambda one: _gib(sum(one.states.teachers.values())),
+    "student": lambda one: _gib(one.states.student),
+    "gradients": lambda one: _gib(one.states.gradients),
+    "optimizer": lambda one: _gib(one.states.optimizer),
+    "buffers": lambda one: _gib(one.states.buffers),
+    "activations": lambda one: _gib(one.activations),
+    "logits": lambda one: _gib(one.head),
+    "signals": lambda one: _gib(one.signals),
+    "total": lambda one: _gib(one.total) + ("" if one.fits else "!"),
+    "micro-batch": lambda one: (
+        f"{one.largest_micro_batch:,}" if one.largest_micro_batch else "none fits"
+    ),
+    "step": lambda one: duration(one.step.total),
+}
 
 
 def plan_text(plan: Plan, every: bool = False) -> str:
@@ -68,12 +75,12 @@ def _lines(plan: Plan, every: bool) -> Iterator[str]:
         yield _break_even(pays)
     yield ""
     yield (
-        f"Times are estimates: {device.efficiency:.0%} of {device.half_flops / 1e12:,.3g} TFLOP/s "
-        f"(16 bit) in matrix products, {device.achieved_bandwidth:.0%} of "
-        f"{device.bandwidth / 1e9:,.0f} GB/s elsewhere, {device.launch * 1e6:.0f} us per kernel, "
-        f"nothing overlapping ({device.source}); {device.achieved_link:.0%} of "
-        f"{device.link / 1e9:,.4g} GB/s between GPUs of a machine, and of {device.cards} x "
-        f"{device.network / 1e9:,.4g} GB/s between machines of {device.per_machine}."
+        f"Times are estimates: {OF_PRODUCTS:.0%} of {device.half_flops / 1e12:,.3g} TFLOP/s "
+        f"(16 bit) in matrix products, {OF_MEMORY:.0%} of {device.bandwidth / 1e9:,.0f} GB/s "
+        f"elsewhere, {device.launch * 1e6:.0f} us per kernel, nothing overlapping "
+        f"({device.source}); {OF_LINKS:.0%} of {device.link / 1e9:,.4g} GB/s between GPUs of a "
+        f"machine, and of {device.cards} x {device.network / 1e9:,.4g} GB/s between machines of "
+        f"{device.per_machine}."
     )
     if not device.is_gpu:
         yield "Note: this is a plan for this machine's CPU; --gpu h100, or another, is for a GPU."
@@ -89,8 +96,14 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
         f"{job.length} tokens{_warning(job.chosen.fits)}"
     )
     shown = [one for one in job.others if every or one.choice == job.chosen.choice]
-    rows = [_row(one, every and one.choice == job.chosen.choice) for one in shown]
-    yield Table("", _COLUMNS, rows).text()
+    rows = [
+        [
+            _name(one.choice, "*" if every and one.choice == job.chosen.choice else " "),
+            *(cell(one) for cell in _COLUMNS.values()),
+        ]
+        for one in shown
+    ]
+    yield Table("", ["run as", *_COLUMNS], rows).text()
     chosen = job.chosen.step
     if job.steps is not None:
         total = chosen.total * job.steps * len(job.models)
@@ -109,29 +122,9 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
         )
 
 
-def _row(placement: Placement, chosen: bool) -> list[str]:
-    choice, states = placement.choice, placement.states
-    name = f"{choice.teachers} " if choice.teachers else ""
-    name += f"stage {choice.stage}" + (", checkpointing" if choice.checkpointing else "")
-    mark = "*" if chosen else " "
-    numbers = (
-        sum(states.teachers.values()),
-        states.student,
-        states.gradients,
-        states.optimizer,
-        states.buffers,
-        placement.activations,
-        placement.head,
-        placement.signals,
-        placement.total,
-    )
-    return [
-        f"{mark} {name}",
-        *(f"{number / GIB:.2f}" for number in numbers[:-1]),
-        f"{numbers[-1] / GIB:.2f}{'' if placement.fits else '!'}",
-        f"{placement.largest_micro_batch:,}" if placement.largest_micro_batch else "none fits",
-        duration(placement.step.total),
-    ]
+def _name(choice: Choice, mark: str) -> str:
+    teachers = f"{choice.teachers} " if choice.teachers else ""
+    return f"{mark} {teachers}stage {choice.stage}{', checkpointing' * choice.checkpointing}"
 
 
 def _break_even(pays: BreakEven) -> str:

@@ -40,7 +40,7 @@ from ds_distill.files import write_json
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packing import packed_attention, packed_backend
-from ds_distill.planning.gpus import measured_cpu, own_gpu
+from ds_distill.planning.gpus import cpu, own_gpu
 from ds_distill.process.timers import Timers, timing
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
@@ -164,7 +164,7 @@ def planned(
     """What `ds-distill plan` says of such a step, by part, and of the memory that it takes; None
     where the device is not known."""
     on_gpu = world.device.type == "cuda"
-    device = own_gpu(world.device) if on_gpu else measured_cpu(world.size)
+    device = own_gpu(world.device) if on_gpu else cpu(world.size)
     if device is None:
         return None
     shape = CLASSES, length, batch, micro_steps, world.size, device, config_name
