@@ -40,9 +40,9 @@ from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import KLLoss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A training, and what it is planned for."""
+    """A training, and what it is planned for: the ways of running it, and what they share."""
 
     recipe: Recipe
     phase: TrainingPhase
@@ -58,74 +58,81 @@ class Job:
     """DeepSpeed's."""
     cache: Cache | None
     """What teachers are cached by; None where they cannot be."""
+    micro_batch: int
+    micro_steps: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for layers of a term that the models do not have."""
+        assert self.weights
 
-class Placements:
-    """The ways of running a job, and what they share."""
-
-    def __init__(self, job: Job) -> None:
-        self._job, self._phase = job, job.phase
-        self._students, self._teachers = job.students, job.teachers
-        self._student = job.students[0]
-        self._dtype = model_dtype(job.config)
+    @cached_property
+    def weights(self) -> tuple[list[list[int]], list[int]]:
+        """Elements of each weight that is trained, by the optimizer's groups, and of the others."""
         with torch.device("meta"), Trace():
             bundle = self._bundle()
             _, groups = weight_groups(bundle)
-        self._trained = [[weight.numel() for weight in group.weights] for group in groups]
         trained = {weight for group in groups for weight in group.weights}
-        self._frozen = [one.numel() for one in bundle.parameters() if one not in trained]
-        self._numels = {name: teacher.numels() for name, teacher in job.teachers.items()}
+        frozen = [one.numel() for one in bundle.parameters() if one not in trained]
+        return [[weight.numel() for weight in group.weights] for group in groups], frozen
+
+    @property
+    def _student(self) -> PlannedModel:
+        return self.students[0]
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return model_dtype(self.config)
 
     def _bundle(self) -> Bundle:
         """What the phase trains, without memory and without teachers."""
-        models = {student.name: student.build() for student in self._students}
-        if self._phase.freeze_embeddings:
+        models = {student.name: student.build() for student in self.students}
+        if self.phase.freeze_embeddings:
             for model in models.values():
                 freeze_embeddings(model)
         if len(models) == 1:
             [model] = models.values()
-            return Bundle(model, {}, self._terms())
+            return Bundle(model, {}, self._made_terms())
         share_head(models, 0)
-        return SharedHeadBundle(models, {name: self._terms() for name in models})
-
-    @cached_property
-    def _job_terms(self) -> dict[str, Term]:
-        return self._terms()
+        return SharedHeadBundle(models, {name: self._made_terms() for name in models})
 
     @property
     def _task(self) -> TaskSettings:
-        return self._job.recipe.task_of(self._phase)
+        return self.recipe.task_of(self.phase)
 
     @property
     def _row_share(self) -> float | None:
         """See `TaskSettings.row_share`; 1 where a term counts every token."""
-        every = any(term.rows == TOKENS for term in self._job_terms.values())
+        every = any(term.rows == TOKENS for term in self._terms.values())
         return 1.0 if every else self._task.row_share
 
+    @cached_property
     def _terms(self) -> dict[str, Term]:
-        widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
-        labels = self._job.labels
+        return self._made_terms()
+
+    def _made_terms(self) -> dict[str, Term]:
+        widths = {name: teacher.config.hidden_size for name, teacher in self.teachers.items()}
+        labels = self.labels
         width = self._student.config.hidden_size
-        depths = {n: teacher.config.num_hidden_layers for n, teacher in self._teachers.items()}
+        depths = {n: teacher.config.num_hidden_layers for n, teacher in self.teachers.items()}
         depth = self._student.config.num_hidden_layers
         inputs = TermInputs(width, widths, depth, depths, labels, [1] * len(labels), 0)
         weighted = {
             name: term.model_copy(update={"class_weights": None})
             if hasattr(term, "class_weights")
             else term
-            for name, term in self._phase.losses.items()
+            for name, term in self.phase.losses.items()
         }
         return build_terms(weighted, inputs)
 
     def _head(self, live: bool) -> Head | None:
         if self._numbers(self._student) is not None:
             return None
-        terms, share = self._job_terms, self._task.row_share
+        terms, share = self._terms, self._task.row_share
         assert share is not None
         reads = {name for name in terms if name in ("kl", "logit_mse")}
-        kl = self._phase.losses.get("kl")
+        kl = self.phase.losses.get("kl")
         others = {"kl"} if isinstance(kl, KLLoss) and kl.divergence != "kl" else set()
-        linear = reads - others if live and len(self._teachers) == 1 else set()
+        linear = reads - others if live and len(self.teachers) == 1 else set()
         dense = reads - linear
 
         def share_of(names: set[str]) -> float:
@@ -133,7 +140,7 @@ class Placements:
             return 1.0 if every else share
 
         config = self._student.config
-        widths = [config.hidden_size, *(t.config.hidden_size for t in self._teachers.values())]
+        widths = [config.hidden_size, *(t.config.hidden_size for t in self.teachers.values())]
         return Head(
             config.vocab_size,
             tuple(widths[:2]),
@@ -142,11 +149,11 @@ class Placements:
             recomputes=not dense,
             dense_share=share_of(dense),
             chunked_share=share_of(linear),
-            of_teachers=bool(dense) or "teacher_cross_entropy" in terms or len(self._teachers) > 1,
+            of_teachers=bool(dense) or "teacher_cross_entropy" in terms or len(self.teachers) > 1,
         )
 
     def _work(self, choice: Choice, length: int, examples: int, together: int) -> Work:
-        live, device = choice.teachers == "live", self._job.device
+        live, device = choice.teachers == "live", self.device
         share, head = self._row_share, self._head(live)
         shape = Shape(length, share, self._dtype, device.is_gpu)
         works = [
@@ -156,10 +163,10 @@ class Placements:
                 examples,
                 head,
                 checkpointing=choice.checkpointing,
-                freeze=self._phase.freeze_embeddings,
-                dropout=self._phase.dropout,
+                freeze=self.phase.freeze_embeddings,
+                dropout=self.phase.dropout,
             )
-            for student in self._students
+            for student in self.students
         ]
         _, at_head, _, beside = works[0]
         # Models that are trained together keep what the backward pass needs of all of them.
@@ -170,9 +177,9 @@ class Placements:
             full = self._dtype == torch.float32
             autocast = shape.on_gpu and full and device.has_bf16
             of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
-            most, passes = teacher_work(self._teachers, of_teachers, examples, head, together)
+            most, passes = teacher_work(self.teachers, of_teachers, examples, head, together)
             if together == 1:  # what is read of them lives until the loss
-                taken = sum(self._taken(name, examples, length) for name in self._teachers)
+                taken = sum(self._taken(name, examples, length) for name in self.teachers)
                 beside_student = Growth(taken, 0, taken / examples)
                 student, most = student + beside_student, most + beside_student
         if choice.checkpointing:
@@ -180,23 +187,24 @@ class Placements:
             student = student + Growth(taken, 0, taken / examples)
         return Work(student, at_head, most, [own for _, _, own, _ in works], beside, passes)
 
-    def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
-        recipe, device = self._job.recipe, self._job.device
-        section = {**self._job.config.get("zero_optimization", {}), "stage": choice.stage}
-        config = {**self._job.config, "zero_optimization": section}
-        resident = recipe.student_resident
-        teachers = self._numels if choice.teachers == "live" else {}
-        layer = max((self._teachers[name].layer_numel() for name in teachers), default=0)
-        zero = Zero.of(config, self._job.ranks, self._dtype.itemsize, resident, layer)
-        length = recipe.task_of(self._phase).max_length
-        together = micro_batches_together(zero.stage, micro_batch, micro_steps, length)
-        states = training_states(self._trained, sum(self._frozen), dict(teachers), zero)
-        worst = self._work(choice, length, micro_batch, together)
-        usual = self._work(choice, round(self._job.split.tokens), micro_batch, together)
-        step = self._step(device, usual, zero, teachers, micro_steps, together)
-        no_host = replace(device, launch=0.0)
-        computing = self._step(no_host, usual, zero, teachers, micro_steps, together)
-        signals = self._held(choice, micro_batch, micro_steps, together)
+    def placement(self, choice: Choice) -> Placement:
+        device, length = self.device, self._task.max_length
+        section = {**self.config.get("zero_optimization", {}), "stage": choice.stage}
+        config = {**self.config, "zero_optimization": section}
+        live = self.teachers if choice.teachers == "live" else {}
+        teachers = {name: teacher.numels() for name, teacher in live.items()}
+        trained, frozen = self.weights
+        layer = max((self.teachers[name].layer_numel() for name in teachers), default=0)
+        zero = Zero.of(
+            config, self.ranks, self._dtype.itemsize, self.recipe.student_resident, layer
+        )
+        together = micro_batches_together(zero.stage, self.micro_batch, self.micro_steps, length)
+        states = training_states(trained, sum(frozen), dict(teachers), zero)
+        worst = self._work(choice, length, self.micro_batch, together)
+        usual = self._work(choice, round(self.split.tokens), self.micro_batch, together)
+        step = self._step(device, usual, zero, teachers, together)
+        computing = self._step(replace(device, launch=0.0), usual, zero, teachers, together)
+        signals = self._held(choice, together)
         beside = replace(worst, head=worst.head + replace(signals, fixed=0.0))
         return Placement(
             choice,
@@ -216,45 +224,45 @@ class Placements:
         work: Work,
         zero: Zero,
         teachers: Mapping[str, list[int]],
-        micro_steps: int,
         together: int,
     ) -> StepTime:
+        (trained, frozen), micro_steps = self.weights, self.micro_steps
         of_student = sum(
             pass_seconds(student, own, device)
-            for student, own in zip(self._students, work.student_passes, strict=True)
+            for student, own in zip(self.students, work.student_passes, strict=True)
         )
         of_student += seconds(work.head_cost, device, self._dtype)
         of_teachers = (
-            pass_seconds(self._teachers[name], one, device)
+            pass_seconds(self.teachers[name], one, device)
             for name, one in work.teacher_passes.items()
         )
         passes = -(-micro_steps // together)
-        layers = sum(student.config.num_hidden_layers for student in self._students)
-        of_live = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
-        weights = micro_steps * sum(map(len, self._trained))
-        sent = sent_in_training(self._trained, self._frozen, teachers, zero, micro_steps, passes)
+        layers = sum(student.config.num_hidden_layers for student in self.students)
+        of_live = sum(self.teachers[name].config.num_hidden_layers for name in teachers)
+        weights = micro_steps * sum(map(len, trained))
+        sent = sent_in_training(trained, frozen, teachers, zero, micro_steps, passes)
         return StepTime(
             teachers=micro_steps / together * sum(of_teachers),
             student=micro_steps * of_student,
-            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
+            optimizer=optimizer_seconds([*chain(*trained)], zero, device),
             communication=communication_seconds(sent, zero.ranks, device),
             hooks=hook_seconds(zero, device, weights, micro_steps * layers, passes * of_live),
         )
 
-    def _held(self, choice: Choice, micro_batch: int, micro_steps: int, together: int) -> Growth:
+    def _held(self, choice: Choice, together: int) -> Growth:
         """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states
         of a step's micro-batches; of live ones see `_signals`."""
         if choice.teachers == "cached":
-            assert self._job.cache is not None
-            length, step = self._task.max_length, micro_batch * micro_steps
-            teachers = self._teachers.values()
+            assert self.cache is not None
+            length, step = self._task.max_length, self.micro_batch * self.micro_steps
+            teachers = self.teachers.values()
             row = sum(self._decoded(teacher) for teacher in teachers)
             state = sum(4 * teacher.config.hidden_size for teacher in teachers)
-            decoded = self._rows(micro_batch, length) * row
-            states = self._rows(step, length) * len(self._job.cache.hidden) * state
-            return Growth(decoded + states, states, decoded / micro_batch)
+            decoded = self._rows(self.micro_batch, length) * row
+            states = self._rows(step, length) * len(self.cache.hidden) * state
+            return Growth(decoded + states, states, decoded / self.micro_batch)
         if choice.teachers == "live" and together > 1:
-            signals = self._signals(micro_batch, together)
+            signals = self._signals(together)
             return Growth(signals, signals)
         return Growth()
 
@@ -268,13 +276,13 @@ class Placements:
         numbers = self._numbers(teacher)
         return 4 * (teacher.config.vocab_size if numbers is None else numbers)
 
-    def _signals(self, micro_batch: int, together: int) -> int:
+    def _signals(self, together: int) -> int:
         """Bytes of what all live teachers say of the micro-batches that they read at once, which
         is held until the last of them: logits, or features of a head over a vocabulary, and the
         states that terms read."""
-        examples, length = micro_batch * together, self._task.max_length
+        examples, length = self.micro_batch * together, self._task.max_length
         total = 0
-        for name, teacher in self._teachers.items():
+        for name, teacher in self.teachers.items():
             each = self._numbers(teacher) or teacher.config.hidden_size
             total += self._rows(examples, length) * each * self._dtype.itemsize
             total += self._taken(name, examples, length)
@@ -287,13 +295,13 @@ class Placements:
     def _taken(self, teacher: str, examples: int, length: int) -> int:
         """Bytes of a teacher's states, at rows, and inputs of attention, of all tokens, that terms
         read."""
-        reads = Reads.union(term.teacher_reads(teacher) for term in self._job_terms.values())
+        reads = Reads.union(term.teacher_reads(teacher) for term in self._terms.values())
         numbers = self._rows(examples, length) * len(reads.states)
         numbers += examples * length * reads.parts
-        return numbers * self._teachers[teacher].config.hidden_size * self._dtype.itemsize
+        return numbers * self.teachers[teacher].config.hidden_size * self._dtype.itemsize
 
     def _taken_of_student(self, examples: int, length: int) -> int:
         """Bytes of the inputs of attention that are kept of a student, beside what is computed
         again."""
-        parts = Reads.union(term.reads for term in self._job_terms.values()).parts
+        parts = Reads.union(term.reads for term in self._terms.values()).parts
         return examples * length * parts * self._student.config.hidden_size * self._dtype.itemsize

@@ -18,7 +18,7 @@ from ds_distill.planning.caches import CachePlan, cache_plan
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
-from ds_distill.planning.placements import Job, Placements
+from ds_distill.planning.placements import Job
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
@@ -64,7 +64,7 @@ class Planner:
                 for outputs in phase.trainings:
                     starts = tuple(map(phase.start_of, outputs))
                     alike.setdefault(starts, []).append(training_name(outputs))
-                trained = [self._job(number, phase, *group) for group in alike.items()]
+                trained = [self._placed(number, phase, *group) for group in alike.items()]
                 jobs += trained
                 if isinstance(phase, Distil):
                     pays += self._break_even(number, phase, trained[0])
@@ -142,89 +142,78 @@ class Planner:
             self._splits[name, split] = facts
         return self._splits[name, split]
 
-    def shape(self, number: int, length: int, dtype: torch.dtype) -> Shape:
-        task = self.recipe.task_of(self.recipe.phases[number])
-        return Shape(length, task.row_share, dtype, self.device.is_gpu)
-
     # -------------------------------------------------------------------------------- phases
 
-    def _job(
+    def _placed(
         self, number: int, phase: TrainingPhase, starts: Sequence[str], trainings: list[str]
     ) -> JobPlan:
         """Of trainings that differ in what they learn from alone. starts: of the models of each."""
-        recipe, task = self.recipe, self.recipe.task_of(phase)
-        students = [self.model(start, number) for start in starts]
-        teachers = self._teachers(number, phase) if isinstance(phase, Distil) else {}
-        config = deepspeed_config(self._deepspeed, phase, self.ranks)
-        micro_batch, micro_steps = batch_shape(phase, self.ranks)
-        split = self.split(number, phase.split)
-        cache = self._cache_for(number, phase) if isinstance(phase, Distil) and teachers else None
-        facts = Job(
-            recipe,
-            phase,
-            self.device,
-            self.ranks,
-            students,
-            teachers,
-            self.labels(number),
-            split,
-            config,
-            cache,
-        )
-        name = recipe.phase_names()[number]
-        parts = self._placements(name, facts)
+        name = self.recipe.phase_names()[number]
+        job = self._job(number, phase, name, [self.model(start, number) for start in starts])
         own = Choice(
-            zero_stage(config),
-            phase.teachers if isinstance(phase, Distil) and teachers else None,
+            zero_stage(job.config),
+            phase.teachers if isinstance(phase, Distil) and job.teachers else None,
             phase.activation_checkpointing,
         )
         kinds: Sequence[str | None] = (None,)
-        if teachers:
-            kinds = ("live",) if cache is None else ("live", "cached")
-        unable = [student for student in students if not student.can_checkpoint]
+        if job.teachers:
+            kinds = ("live",) if job.cache is None else ("live", "cached")
+        unable = [student for student in job.students if not student.can_checkpoint]
+        if own.checkpointing and unable:
+            model = f"{unable[0].reference} ({unable[0].config.model_type})"
+            raise UserError(
+                f"phases.{name}.activation_checkpointing=true: transformers cannot do it with "
+                f"{model}. Take it out."
+            )
         others = [
-            parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
+            job.placement(Choice(stage, kind, checkpointing))
             for kind in kinds
-            for stage in stages_of(config)
+            for stage in stages_of(job.config)
             for checkpointing in ((False,) if unable else (False, True))
         ]
-        if own.checkpointing and unable:
-            raise self._unable(number, unable[0])
         chosen = next(other for other in others if other.choice == own)
-        steps, examples = phase.steps, split.examples
+        steps, examples = phase.steps, job.split.examples
         if steps is None and examples is not None:
             if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
-                examples = count_chosen(recipe, name, phase, self.labels(number))
+                examples = count_chosen(self.recipe, name, phase, job.labels)
             steps = -(-examples // phase.batch_size) * phase.epochs
         return JobPlan(
             name,
             trainings,
-            micro_batch,
-            micro_steps,
-            task.max_length,
-            split,
+            job.micro_batch,
+            job.micro_steps,
+            self.recipe.task_of(phase).max_length,
+            job.split,
             steps,
             chosen,
             others,
         )
 
-    def _placements(self, name: str, job: Job) -> Placements:
+    def _job(
+        self, number: int, phase: TrainingPhase, name: str, students: list[PlannedModel]
+    ) -> Job:
         """Of the phase `name`. Raises UserError for models that do not go together."""
-        if len(job.students) > 1:
-            configs = {f"teachers.{one.name}": one.config for one in job.students}
+        if len(students) > 1:
+            configs = {f"teachers.{one.name}": one.config for one in students}
             found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
             refuse(found, self.recipe.location_of)
+        teachers = self._teachers(number, phase) if isinstance(phase, Distil) else {}
         try:
-            return Placements(job)
+            return Job(
+                self.recipe,
+                phase,
+                self.device,
+                self.ranks,
+                students,
+                teachers,
+                self.labels(number),
+                self.split(number, phase.split),
+                deepspeed_config(self._deepspeed, phase, self.ranks),
+                self._cache_for(number, phase) if isinstance(phase, Distil) and teachers else None,
+                *batch_shape(phase, self.ranks),
+            )
         except ValueError as error:  # of a term: layers that the models do not have
             raise UserError(f"{error}.", at=f"phases.{name}.losses") from error
-
-    def _unable(self, number: int, model: PlannedModel) -> UserError:
-        at = f"phases.{self.recipe.phase_names()[number]}.activation_checkpointing=true"
-        return UserError(
-            f"{at}: transformers cannot do it with {model.reference} ({model.config.model_type}). "
-            "Take it out."
-        )
 
     def _teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
         """Those of a phase that are models: what is in files is looked up."""
@@ -241,8 +230,11 @@ class Planner:
         resident = self.recipe.student_resident
         zero = Zero.of(config, self.ranks, dtype.itemsize, resident, layer)
         splits = [self.split(number, split) for split in phase.splits]
-        worst = self.shape(number, task.max_length, dtype)
-        usual = self.shape(number, round(max(split.tokens for split in splits)), dtype)
+        tokens = round(max(split.tokens for split in splits))
+        worst, usual = (
+            Shape(length, task.row_share, dtype, self.device.is_gpu)
+            for length in (task.max_length, tokens)
+        )
         name = self.recipe.phase_names()[number]
         return cache_plan(
             name, phase, task, teachers, splits, worst, usual, batch, zero, self.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ds_distill.evaluation.seeds import mean_interval
@@ -77,13 +77,14 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
     for variant, run in found.items():
         settings.setdefault(variant.setting, []).append((variant, run))
     rows = [_row(setting, each) for setting, each in settings.items()]
-    drawn = [{v.seed: draws(v, run["student"]) for v, run in each} for each in settings.values()]
-    for row, own in zip(rows, drawn, strict=True):
-        row["score"] = over_seeds(row["score"]["values"], examples_of([*own.values()]))
-    for row, others in zip(rows, _other_students(rows, [*settings.values()], draws), strict=True):
-        row["others"] = others
-    for row, own in zip(rows[1:], drawn[1:], strict=True):
-        row["to_first"] = difference(row, rows[0], own, drawn[0])
+    made = [*settings.values()]
+    for row, own in zip(rows, made, strict=True):
+        for name in (None, *_other_students(row)):
+            student = row if name is None else row["others"].setdefault(name, {})
+            values = _student(own, name, draws)
+            student |= {"seeds": row["seeds"], "score": _over_seeds([*values.values()])}
+            if row is not rows[0] and (name is None or name in rows[0]["models"]):
+                student["to_first"] = _difference(values, _student(made[0], name, draws))
     metric = metric_class(next(iter(found.values()))) if found else None
     short = lacking(rows)
     choosing = {
@@ -113,7 +114,6 @@ def _row(
         "setting": list(setting),
         "seeds": [variant.seed for variant, _ in runs],
         "students": [run["student"] for _, run in runs],
-        "score": over_seeds([run["models"][run["student"]]["score"] for _, run in runs]),
         "chooses": all(run["chooses"] for _, run in runs),
         "choosing": over_seeds([run["choosing"] for _, run in runs]),
         "majority": over_seeds([run["majority"] for _, run in runs]),
@@ -126,31 +126,45 @@ def _row(
             for name, role in roles.items()
         },
         "seconds": [run["seconds"] for _, run in runs],
+        "others": {},
     }
 
 
-def _other_students(
-    rows: Sequence[dict[str, Any]],
-    runs: Sequence[Sequence[tuple[Variant, dict[str, Any]]]],
-    draws: Draws,
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Of each setting, by name, the students that are not those that all of its runs ship."""
+def _other_students(row: dict[str, Any]) -> list[str]:
+    """The students that are not those that all runs of a setting ship."""
+    students = [name for name, model in row["models"].items() if model["role"] == "student"]
+    return [name for name in students if {*row["students"]} != {name}]
 
-    def of(name: str, number: int) -> tuple[dict[str, Any], dict[str | None, Drawn | None]]:
-        drawn = {variant.seed: draws(variant, name) for variant, _ in runs[number]}
-        values = rows[number]["models"][name]["values"]
-        score = over_seeds(values, examples_of([*drawn.values()]))
-        return {"seeds": rows[number]["seeds"], "score": score}, drawn
 
-    for number, row in enumerate(rows):
-        found = {}
-        for name, model in row["models"].items():
-            if model["role"] == "student" and {*row["students"]} != {name}:
-                found[name], drawn = of(name, number)
-                if number and name in rows[0]["models"]:
-                    first, theirs = of(name, 0)
-                    found[name]["to_first"] = difference(found[name], first, drawn, theirs)
-        yield found
+_Value = tuple[float | None, Drawn | None]
+"""A score, and that on draws of the test examples."""
+
+
+def _student(
+    runs: Sequence[tuple[Variant, dict[str, Any]]], name: str | None, draws: Draws
+) -> dict[str | None, _Value]:
+    """By seed, of a student of a setting's runs, or of the one that each ships."""
+    found = {}
+    for variant, run in runs:
+        one = run["student"] if name is None else name
+        found[variant.seed] = run["models"].get(one, {}).get("score"), draws(variant, one)
+    return found
+
+
+def _over_seeds(values: Sequence[_Value]) -> dict[str, Any]:
+    return over_seeds([value for value, _ in values], examples_of([drawn for _, drawn in values]))
+
+
+def _difference(
+    ours: Mapping[str | None, _Value], theirs: Mapping[str | None, _Value]
+) -> dict[str, Any]:
+    """Over the seeds that both have: a seed's runs share what the seed decides, and all of them the
+    test examples. None for a seed where a score is undefined."""
+    pairs = [(*ours[seed], *theirs[seed]) for seed in ours if seed in theirs]
+    return over_seeds(
+        [None if a is None or b is None else a - b for a, _, b, _ in pairs],
+        examples_of([drawn for _, drawn, _, _ in pairs], [drawn for *_, drawn in pairs]),
+    )
 
 
 def over_seeds(values: Sequence[float | None], examples: float | None = None) -> dict[str, Any]:
@@ -169,27 +183,6 @@ def over_seeds(values: Sequence[float | None], examples: float | None = None) ->
         "over": ["seeds"] * of_seeds + ["examples"] * of_examples if whole else [],
         "variance_of_examples": examples if whole else None,
     }
-
-
-def difference(
-    row: dict[str, Any],
-    first: dict[str, Any],
-    drawn: Mapping[str | None, Drawn | None],
-    others: Mapping[str | None, Drawn | None],
-) -> dict[str, Any]:
-    """Over the seeds that both have: a seed's runs share what the seed decides, and all of them the
-    test examples. None for a seed where a score is undefined.
-
-    drawn, others: of the runs of `row` and of `first`, by seed.
-    """
-    theirs = dict(zip(first["seeds"], first["score"]["values"], strict=True))
-    ours = dict(zip(row["seeds"], row["score"]["values"], strict=True))
-    both = [seed for seed in ours if seed in theirs]
-    pairs = [(ours[seed], theirs[seed]) for seed in both]
-    return over_seeds(
-        [None if None in pair else pair[0] - pair[1] for pair in pairs],
-        examples_of([drawn[seed] for seed in both], [others[seed] for seed in both]),
-    )
 
 
 # ---------------------------------------------------------------------------------- as a table
