@@ -11,7 +11,7 @@ from unit.test_planned_run import (
     recipe,  # noqa: F401
 )
 
-from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.gpus import GPUS, RESERVE
 from ds_distill.recipe import Recipe
 from ds_distill.run import execute as execute_module
 from ds_distill.run.run_recipe import run_recipe
@@ -21,7 +21,7 @@ def test_what_does_not_fit_is_told_before_it_starts(recipe: Recipe, tmp_path: Pa
     roomy = GPUS["l4"]
     told, [teach, *_] = notes(recipe, roomy, tmp_path)
     assert told == []
-    enough = int(teach / (1 - roomy.reserve)) + 1
+    enough = int(teach / (1 - RESERVE)) + 1
     # So little that the batch does not fit, while a part of it does.
     tight, _ = notes(recipe, replace(roomy, memory=enough - 300_000), tmp_path)
     assert tight and "phase teach may not fit: planned are" in tight[0]
