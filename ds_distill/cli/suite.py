@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,6 @@ from ds_distill.cli.options import HowToRun
 from ds_distill.cli.sweep import run_sweep
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.process.terminal import say
-
-if TYPE_CHECKING:
-    from ds_distill.sweep.suite import Suite
-    from ds_distill.sweep.sweep import Sweep
 
 
 def suite(
@@ -62,8 +58,7 @@ def suite(
     path = folder or Path("runs") / loaded.name
     check_folder(path, resume=resume)
     quiet_libraries()
-    from ds_distill.sweep.check import check_runs
-    from ds_distill.sweep.sweep import Sweep
+    from ds_distill.sweep.publish import write_suite
 
     given = checkpoints_of(references)
     if reference is not None and reference not in given:
@@ -71,15 +66,11 @@ def suite(
             f"--reference {reference}: no checkpoint is called so."
             f"{did_you_mean(reference, given)} They are {', '.join(given)}."
         )
-    asked = Sweep(path, suite_runs(loaded, given, path.absolute()))
-    if how.num_gpus is not None:
-        asked.check_ranks(how.num_gpus)
-    if not resume:
-        for note in check_runs(first_recipes(asked.runs), chooses=True):
-            say(f"Note: {note}")
+    runs = suite_runs(loaded, given, path.absolute())
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
-    run_sweep(asked, partial(_report, loaded, reference or next(iter(given))), how, resume)
+    report = partial(write_suite, loaded, reference or next(iter(given)))
+    run_sweep(path, runs, report, how, resume, first_recipes(runs), chooses=True)
 
 
 def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -87,23 +78,3 @@ def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str
     have a `=` in their names."""
     overrides = [word for word in words if "=" in word and not Path(word).is_dir()]
     return [word for word in words if word not in overrides], overrides
-
-
-def _report(suite: Suite, reference: str, done: Sweep) -> str:
-    """Write what the runs found; see `run_sweep`."""
-    from ds_distill.files import write_json, write_text
-    from ds_distill.reporting.page import page
-    from ds_distill.sweep.suite_table import suite_results, suite_tables
-    from ds_distill.tables import Table
-
-    runs = [run.variant for run in done.runs]
-    found = suite_results(runs, done.ended(), reference, suite.weights(), done.draws())
-    about = {"suite": suite.name, "lacks": suite.lacks, "missing": done.missing}
-    write_json(done.path / "results.json", {**about, **found})
-    tables = list(suite_tables(found))
-    sentences = [suite.description, suite.lacks and f"It lacks: {suite.lacks}"]
-    if done.missing:
-        sentences.append(f"Not finished, and not counted: {', '.join(done.missing)}.")
-    text = page(f"Suite {suite.name}", [s for s in sentences if s], tables)
-    write_text(done.path / "report.html", text)
-    return "\n\n".join(map(Table.text, tables))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,8 @@ from ds_distill.process.signals import exit_on_signal, same_command
 from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
+    from ds_distill.recipe import Recipe
+    from ds_distill.sweep.runs import SweepRun
     from ds_distill.sweep.sweep import Sweep
 
 
@@ -55,29 +57,39 @@ def sweep(
     runs = runs_of(recipe, fixed, found, small, path)
     check_folder(path, resume=resume)
     quiet_libraries()
+    from ds_distill.sweep.publish import write_sweep
+
+    first, *others = runs
+    recipes = {" ".join(run.variant.overrides): run.recipe for run in others}
+    run_sweep(path, runs, write_sweep, how, resume, {"": first.recipe, **recipes})
+
+
+def run_sweep(
+    path: Path,
+    runs: list[SweepRun],
+    report: Callable[[Sweep], str],
+    how: HowToRun,
+    resume: bool,
+    recipes: Mapping[str, Recipe],
+    *,
+    chooses: bool = False,
+) -> None:
+    """Check the runs, run what is left, and report what was found. Exits with 1 where one failed.
+
+    report: writes what the runs found, and returns it as text.
+    recipes, chooses: as of `check_runs`.
+    """
+    from ds_distill.process.machine import visible_gpus
     from ds_distill.sweep.check import check_runs
-    from ds_distill.sweep.publish import write_report
+    from ds_distill.sweep.run_processes import Pool, launches_at_once
     from ds_distill.sweep.sweep import Sweep
 
     asked = Sweep(path, runs)
     if how.num_gpus is not None:
         asked.check_ranks(how.num_gpus)
     if not resume:
-        first, *others = runs
-        named = {" ".join(run.variant.overrides): run.recipe for run in others}
-        for note in check_runs({"": first.recipe, **named}, print_reading):
+        for note in check_runs(recipes, print_reading, chooses=chooses):
             say(f"Note: {note}")
-    run_sweep(asked, write_report, how, resume)
-
-
-def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resume: bool) -> None:
-    """Run what is left, and report what was found. Exits with 1 where a run failed.
-
-    report: writes what the runs found, and returns it as text.
-    """
-    from ds_distill.process.machine import visible_gpus
-    from ds_distill.sweep.run_processes import Pool, launches_at_once
-
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
     lines = asked.what_it_does()
     if ranks is not None:

@@ -31,8 +31,11 @@ def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
         )
     cached = fitting.pop("cached teachers", None)
     fastest = min(fitting, key=lambda way: fitting[way].step.total, default=None)
+    saved = 0.0  # seconds of a step
+    if cached is not None and fastest is not None:
+        saved = fitting[fastest].step.total - cached.step.total
     if cached is not None and (
-        fastest is None or (pays and pays.in_recipe > _passes(job, pays, fitting[fastest], cached))
+        fastest is None or (pays and pays.in_recipe > pays.passes_saving(saved))
     ):
         taken, why, one = "cached teachers", "", cached
     else:
@@ -40,14 +43,6 @@ def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
         taken, one = fastest, fitting[fastest]
         why = "" if cached is None else ", because a cache does not pay"
     return f"{job.phase}: take {taken}, at stage {one.choice.stage}{why}. {_each(ways)}."
-
-
-def _passes(job: JobPlan, pays: BreakEven, live: Placement, cached: Placement) -> float:
-    """As `BreakEven.passes`, against the fastest way with live teachers, not the recipe's."""
-    of_recipe = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
-    slow, fast = (0.0 if one is None else one.step.total for one in of_recipe)
-    saved = live.step.total - cached.step.total
-    return pays.passes * (slow - fast) / saved if saved > 0 and slow > fast else float("inf")
 
 
 def _best(job: JobPlan, teachers: str, stages: tuple[int, ...]) -> Placement | None:

@@ -81,13 +81,26 @@ class BreakEven:
     """Whether a cache pays for a phase: the teachers run once for it, live in each pass."""
 
     phase: str
-    live_of_cached: float
-    """How many times as long a step takes with live teachers."""
-    passes: float
-    """Passes over the split (epochs, times students, times seeds) after which building the cache
-    has cost less time than live teachers; inf where never."""
+    building: float
+    """Seconds that it takes to build the cache of a step's examples."""
+    live: float
+    cached: float
+    """Seconds of a step, as the recipe has it, with live and with cached teachers."""
     in_recipe: int
-    """Passes that the recipe makes."""
+    """Passes over the split that the recipe makes: epochs, times students."""
+
+    @property
+    def live_of_cached(self) -> float:
+        return self.live / self.cached
+
+    @property
+    def passes(self) -> float:
+        return self.passes_saving(self.live - self.cached)
+
+    def passes_saving(self, seconds: float) -> float:
+        """Passes over the split after which building the cache has cost less time than it saves, so
+        much in a step; inf where never."""
+        return self.building / seconds if seconds > 0 else float("inf")
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,12 @@ class Plan:
             for job in self.jobs
         ]
         pays = [
-            {**asdict(one), "passes": one.passes if one.passes < float("inf") else None}
+            {
+                "phase": one.phase,
+                "live_of_cached": one.live_of_cached,
+                "passes": one.passes if one.passes < float("inf") else None,
+                "in_recipe": one.in_recipe,
+            }
             for one in self.break_even
         ]
         return {**data, "models": models, "jobs": jobs, "break_even": pays}

@@ -241,22 +241,20 @@ class Planner:
         )
 
     def _break_even(self, number: int, phase: Distil, job: JobPlan) -> list[BreakEven]:
-        """Seconds per example: what building takes, against what it saves in each pass. Nothing
-        where no cache can hold what the phase asks of its teachers, or none is a model."""
+        """Nothing where no cache can hold what the phase asks of its teachers, or none is a
+        model."""
         live = job.placement("live", job.chosen.choice)
         cached = job.placement("cached", job.chosen.choice)
         cache = self._cache_for(number, phase)
         if live is None or cached is None or cache is None:
             return []
         batch = job.micro_batch * job.micro_steps * self.ranks
-        saved = (live.step.total - cached.step.total) / batch
-        building = 1 / self._cache(number, cache).examples_per_second
-        passes = building / saved if saved > 0 else float("inf")
-        ratio = live.step.total / cached.step.total
+        building = batch / self._cache(number, cache).examples_per_second
+        steps = live.step.total, cached.step.total
         epochs = phase.epochs
         if phase.steps is not None and job.split.examples is not None:
             epochs = round(phase.steps * phase.batch_size / job.split.examples)
-        return [BreakEven(job.phase, ratio, passes, len(job.models) * epochs)]
+        return [BreakEven(job.phase, building, *steps, len(job.models) * epochs)]
 
     def _cache_for(self, number: int, phase: Distil) -> Cache | None:
         """The cache phase that a phase would read: one of the recipe, or one that could stand

@@ -35,7 +35,7 @@ def plan(whole: float, sharded: float, passes: float, in_recipe: int = 7) -> Pla
     ]
     split = SplitFacts("train", 100, 10.0)
     job = JobPlan("distil", ["student"], 4, 2, 16, split, 50, ways[2], ways)
-    pays = BreakEven("distil", 10.0, passes, in_recipe)
+    pays = BreakEven("distil", passes * (1.0 - 0.4), 1.0, 0.4, in_recipe)
     return Plan("mine", GPUS["l4"], 8, [], [job], [], [pays])
 
 
