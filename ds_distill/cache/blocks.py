@@ -85,13 +85,6 @@ class TeacherBlocks:
         # any length.
         self._values, self._lists, self._items = offsets(), offsets(), offsets()
 
-    def has(self, indices: np.ndarray) -> np.ndarray:
-        """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
-        blocks = indices // self._block_rows
-        known = (indices >= 0) & (blocks < len(self._rows))
-        blocks = np.where(known, blocks, 0)
-        return known & (indices - blocks * self._block_rows < self._rows[blocks])
-
     def read(self, indices: np.ndarray) -> dict[str, Encoded]:
         """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks = self._blocks_of(indices)

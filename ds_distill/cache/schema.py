@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from ds_distill.cache.codecs import (
     Encoded,
@@ -71,7 +70,7 @@ class SignalSchema(BaseModel):
     """Width of the logits: classes, or entries of the vocabulary."""
     ragged: bool = False
     """Whether rows have unlike numbers of classes, `classes` at most; LACKING behind their own."""
-    known: tuple[Annotated[int, Field(ge=0, lt=2**31, strict=True)], ...] | None = None
+    known: tuple[int, ...] | None = None
     """Class ids of the logits, of a teacher that knows some of the task's classes; see
     `Signals.classes`."""
     codec: dict[str, Any] | None = None
@@ -85,17 +84,6 @@ class SignalSchema(BaseModel):
     """Whether there may be rows of which the teacher says nothing: a column `given` says which."""
     mask_variants: Width | None = None
     """Mask variants of each example; None for a sequence-level teacher."""
-
-    @model_validator(mode="after")
-    def _has_a_column_for_each(self) -> SignalSchema:
-        known = self.known
-        if known is not None and (
-            self.codec is not None
-            or len(known) != self.classes
-            or any(one >= other for one, other in pairwise(known))
-        ):
-            raise ValueError(f"logits of {self.classes} classes, which are {known}")
-        return self
 
     @cached_property
     def _codec(self) -> VocabularyCodec | None:

@@ -7,6 +7,7 @@ from typing import Any
 from ds_distill.cache.codecs.base import Encoded, StoredLogits, StoredNumbers, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
+from ds_distill.errors import UserError
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.entry_points import load_entry_points
 
@@ -22,15 +23,15 @@ __all__ = [
 
 
 def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
-    """The codec that a manifest describes. Raises ValueError when there is no such codec."""
+    """The codec that a manifest describes. Raises UserError when there is none of that name."""
     given = dict(values)
     name = given.pop("codec", None)
     load_entry_points()
     known = [entry.name for entry in CODECS.values() if entry.implementation is not None]
     if name not in known:
-        raise ValueError(f"there is no codec {name!r}, only {', '.join(known)}")
+        raise UserError(
+            f"the cache was built with codec {name!r}; this version has {', '.join(known)}. Remove "
+            "its folder and build it again."
+        )
     codec: type[VocabularyCodec] = CODECS[name].load()
-    try:
-        return codec.from_json(given)
-    except (KeyError, TypeError) as fault:
-        raise ValueError(f"codec {name!r} cannot be built from {sorted(given)}: {fault}") from None
+    return codec.from_json(given)

@@ -27,7 +27,7 @@ class Encoded:
     lengths: Tensor | None = None
     """int64 [n]: bytes of each row; None with a fixed width."""
     counts: tuple[int, ...] | None = None
-    """What `VocabularyCodec.checked` counted. None: not checked."""
+    """What `VocabularyCodec.counted` counted."""
 
     def __len__(self) -> int:
         return len(self.payload if self.lengths is None else self.lengths)
@@ -61,9 +61,8 @@ class VocabularyCodec(ABC):
     """Encodes distributions over V entries as bytes. Rows are independent; the work is batched.
 
     A codec is its JSON: `codec_from_json(codec.to_json())` decodes what `codec` encoded. Equal
-    logits on the same device give equal bytes, whatever their batch. Decoding a payload that no
-    codec wrote raises ValueError or gives a nonsense distribution; it reads no byte outside of
-    the payload.
+    logits on the same device give equal bytes, whatever their batch. Bytes are as a codec wrote
+    them: a cache's blocks have checksums.
     """
 
     name: ClassVar[str]
@@ -97,16 +96,14 @@ class VocabularyCodec(ABC):
     def width(self) -> int | None:
         """Bytes of a row; None when rows differ in length."""
 
-    def checked(self, encoded: Encoded) -> Encoded:
-        """The same rows, with what decoding would else count of them and check: on the CPU, so that
-        decoding on a GPU waits for nothing. Raises ValueError when this codec cannot have written
-        the bytes."""
+    def counted(self, encoded: Encoded) -> Encoded:
+        """The same rows, with what decoding would else count of them: on the CPU, so that decoding
+        on a GPU waits for nothing."""
         return encoded
 
     @abstractmethod
     def log_probs(self, encoded: Encoded) -> Tensor:
-        """The full distributions, on the device of `encoded`: float32 [n, V]. Raises ValueError
-        when this codec cannot have written the bytes."""
+        """The full distributions, on the device of `encoded`: float32 [n, V]."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -171,10 +168,10 @@ class StoredLogits:
         return self.temperature * self.codec.log_probs(self.moved(device).encoded)
 
     def moved(self, device: torch.device) -> StoredLogits:
-        return replace(self, encoded=self.codec.checked(self.encoded).to(device))
+        return replace(self, encoded=self.codec.counted(self.encoded).to(device))
 
     def pin_memory(self) -> StoredLogits:
-        return replace(self, encoded=self.codec.checked(self.encoded).pin_memory())
+        return replace(self, encoded=self.codec.counted(self.encoded).pin_memory())
 
 
 @dataclass(frozen=True)
