@@ -26,7 +26,6 @@ from ds_distill.cli.loading import (
 from ds_distill.cli.options import (
     FolderOption,
     Given,
-    Overrides,
     ResumeOption,
     with_options,
 )
@@ -112,15 +111,16 @@ app.command(
 )(with_options(init))
 
 
-@app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
-def quickstart(
-    overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
-) -> None:
+@app.command(
+    epilog="Example: ds-distill quickstart --folder runs/first-try",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def quickstart(context: typer.Context) -> None:
     """Two teachers, a small student of each routing, and a control; real text, no GPU needed.
 
-    Minutes on two cores. The same as `run quickstart`.
+    Minutes on two cores. The same as `run quickstart`, with its options and changes of keys.
     """
-    run(recipe="quickstart", overrides=overrides, small=False, folder=folder, resume=resume)
+    app(["run", "quickstart", *context.args], prog_name="ds-distill", standalone_mode=False)
 
 
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
@@ -289,7 +289,7 @@ def predict(
     prediction."""
     if output is not None and output.is_file() and file.is_file() and output.samefile(file):
         raise UserError(f"--output {output}: is the file of the texts. Name another one.")
-    go_offline([model], [], None)
+    go_offline([model])
     with text_output(output) as target:
         quiet_libraries()
         from ds_distill.predictors.file import predict_file

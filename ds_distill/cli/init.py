@@ -63,7 +63,7 @@ def init(
     if not data.exists():
         raise UserError(f"{data}: no such file or folder.")
     teachers = teacher or [DEFAULT_TEACHER]
-    go_offline([*teachers, *([student] if student else [])], [], None)
+    go_offline([*teachers, *([student] if student else [])])
     import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
@@ -35,25 +38,32 @@ def load(  # type: ignore[no-untyped-def]
     from ds_distill.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], small)
-    go_offline_for(loaded, models)
+    data = [task.data.path for task in loaded.tasks_by_name.values()]
+    named = [loaded.student.model, *loaded.encoders.values(), *models]
+    go_offline([*named, *data], loaded.models_folder)
     return loaded
 
 
-def go_offline_for(recipe, models: Sequence[str] = ()) -> None:  # type: ignore[no-untyped-def]
-    """See `go_offline`; models: others than the recipe's."""
-    from ds_distill.recipe.offline import models_and_data
-
-    named, data = models_and_data(recipe)
-    go_offline([*named, *models], data, recipe.models_folder)
-
-
-def go_offline(models: Sequence[str], data: Sequence[str], models_folder: str | None) -> None:
-    """See `go_offline_without_hub`; says so once."""
-    from ds_distill.recipe.offline import go_offline_without_hub
-
-    note = go_offline_without_hub(models, data, models_folder)
-    if note is not None and not is_rank():
-        say(note, error=True)
+def go_offline(references: Iterable[str], models_folder: str | None = None) -> None:
+    """Set HF_HUB_OFFLINE, and say so, where one of these models and data is of the hub and that
+    cannot be reached: its own client tries for half a minute per file. To be called before
+    huggingface_hub is imported, by transformers or datasets too, which read the variable then."""
+    if "HF_HUB_OFFLINE" in os.environ or getproxies():
+        return
+    folder = Path(models_folder or "")
+    if all(":" in one or one[0] in "./~" or (folder / one).exists() for one in references):
+        return
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5.0).close()
+    except OSError as error:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        if not is_rank():
+            say(
+                f"Note: {endpoint.hostname} cannot be reached ({error.strerror or error}); of "
+                "models and data of the hub only local copies are used.",
+                error=True,
+            )
 
 
 def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]

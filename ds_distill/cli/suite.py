@@ -52,7 +52,8 @@ def suite(
 
     references, overrides = checkpoints_and_overrides(checkpoints)
     loaded = load_suite(suite, overrides)
-    go_offline(references, [task.data.path for task in loaded.tasks.values()], loaded.models_folder)
+    data = [task.data.path for task in loaded.tasks.values()]
+    go_offline([*references, *data], loaded.models_folder)
     from ds_distill.sweep.runs import check_folder
 
     path = folder or Path("runs") / loaded.name

@@ -228,6 +228,8 @@ def check_ds_distill(words: list[str], written: dict[str, str], file: str) -> No
     name = "ds-distill"
     if not words or words[0].startswith("--"):
         return
+    if words[0] == "quickstart":
+        words = ["run", *words]
     while hasattr(command, "commands"):
         name, *words = words
         assert name in command.commands, f"no command {name!r}"
@@ -238,7 +240,7 @@ def check_ds_distill(words: list[str], written: dict[str, str], file: str) -> No
     parameters = command.make_context(name, list(words)).params
     if name == "recipes" and file:
         written[file] = parameters["name"]
-    recipe = parameters.get("recipe") or (name if name == "quickstart" else None)
+    recipe = parameters.get("recipe")
     overrides = [o for o in parameters.get("overrides") or [] if o != "KEY=VALUE"]
     recipe = written.get(recipe, recipe)
     if recipe in builtin_recipes():

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
-from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.recipe.offline import go_offline_without_hub, models_and_data, reads_hub
+from ds_distill.cli.loading import go_offline, load
 
 
 @pytest.fixture
@@ -28,23 +27,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "")  # so that what is set below is undone
         monkeypatch.delenv(name)
-    monkeypatch.setattr("ds_distill.recipe.offline.getproxies", dict)
+    monkeypatch.setattr("ds_distill.cli.loading.getproxies", dict)
     return addresses
 
 
-def local(toy_settings: dict[str, Any], **changes: Any) -> Recipe:
-    return Recipe.model_validate({**toy_settings, **changes})
-
-
-def named(recipe: str) -> tuple[list[str], list[str]]:
-    return models_and_data(load_recipe(recipe))
-
-
-def test_a_hub_that_cannot_be_reached_is_asked_once(asked: list[Any]) -> None:
-    note = go_offline_without_hub(*named("mind"))
-    assert note is not None and "huggingface.co cannot be reached (Connection refused)" in note
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    asked: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        load("mind", [], small=False)
+    assert "huggingface.co cannot be reached (Connection refused)" in capsys.readouterr().err
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    assert go_offline_without_hub(*named("mind")) is None
     assert asked == [("huggingface.co", 443)]
 
 
@@ -64,37 +57,16 @@ def test_predict_asks_once_too(
 
 def test_a_mirror_is_asked_in_its_place(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example:8080/hub")
-    assert "mirror.example" in str(go_offline_without_hub(*named("mind")))
+    go_offline(["org/data"])
     assert asked == [("mirror.example", 8080)]
 
 
-def test_behind_a_proxy_nothing_is_asked(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ds_distill.recipe.offline.getproxies", lambda: {"https": "proxy:3128"})
-    assert go_offline_without_hub(*named("mind")) is None
-    assert not asked and "HF_HUB_OFFLINE" not in os.environ
-
-
-def test_what_is_local_needs_no_hub(asked: list[Any], toy_settings: dict[str, Any]) -> None:
-    assert go_offline_without_hub(*models_and_data(local(toy_settings))) is None
-    assert go_offline_without_hub(*named("quickstart")) is None
-    assert not asked
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, False),
-        ({"student": {"model": "google-bert/bert-base-uncased"}}, True),
-        ({"student": {"model": "/no/such/folder"}}, False),
-    ],
-)
-def test_models_of_the_hub_are_seen(
-    toy_settings: dict[str, Any], changes: dict[str, Any], expected: bool
+def test_behind_a_proxy_and_of_what_is_local_nothing_is_asked(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert reads_hub(*models_and_data(local(toy_settings, **changes))) == expected
-
-
-@pytest.mark.parametrize(("path", "expected"), [("org/data", True), ("data:x", False)])
-def test_data_of_the_hub_are_seen(toy_settings: dict[str, Any], path: str, expected: bool) -> None:
-    task = {**toy_settings["task"], "data": {"path": path}}
-    assert reads_hub(*models_and_data(local(toy_settings, task=task))) == expected
+    load("quickstart", [], small=False)
+    (tmp_path / "org" / "bert").mkdir(parents=True)
+    go_offline(["org/bert", "/no/such/folder", "data:x", str(tmp_path)], str(tmp_path))
+    monkeypatch.setattr("ds_distill.cli.loading.getproxies", lambda: {"https": "proxy:3128"})
+    go_offline(["org/data"])
+    assert not asked and "HF_HUB_OFFLINE" not in os.environ
