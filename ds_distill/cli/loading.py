@@ -50,8 +50,8 @@ def go_offline(references: Iterable[str], models_folder: str | None = None) -> N
     huggingface_hub is imported, by transformers or datasets too, which read the variable then."""
     if "HF_HUB_OFFLINE" in os.environ or getproxies():
         return
-    folder = Path(models_folder or "")
-    if all(":" in one or one[0] in "./~" or (folder / one).exists() for one in references):
+    others = [one for one in references if ":" not in one and one[:1] not in (".", "/", "~")]
+    if all(os.path.exists(os.path.join(models_folder or "", one)) for one in others):
         return
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:

@@ -70,3 +70,6 @@ def test_behind_a_proxy_and_of_what_is_local_nothing_is_asked(
     monkeypatch.setattr("ds_distill.cli.loading.getproxies", lambda: {"https": "proxy:3128"})
     go_offline(["org/data"])
     assert not asked and "HF_HUB_OFFLINE" not in os.environ
+    monkeypatch.setattr("ds_distill.cli.loading.getproxies", dict)
+    go_offline(["org/data"], str(tmp_path))
+    assert len(asked) == 1
