@@ -86,8 +86,9 @@ def evaluation_sections(
     """
     student, models = results["student"], evaluation["models"]
     first, *rest = evaluation_tables(evaluation, student, results.get("speed"))
-    of_task = f" of {evaluation['task']}" if named else ""
-    yield Section(first.title + of_task, [first])
+    task = f"{evaluation['task']}, " if named else ""
+    heading = task_metric_of(evaluation).heading()
+    yield Section(f"{heading} on {task}{evaluation['split']}", [first])
     judged = judged_model(evaluation, student)
     if evaluation["over"] in NOUNS and (table := f1_table(evaluation, judged)):
         rest.append(table)
@@ -120,20 +121,13 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _about_reliability(over: str) -> str:
+    sure, right = "how sure a model is of its prediction", "how often it is right"
     if over == "labels":
-        return (
-            "From left to right: the probability that a model gives a label, from 0 to 1; upwards: "
-            "how often the example has it. Below the line labels are given too often. Each point "
-            f"is the labels of all examples in one of {RELIABILITY_BINS} bins of probability, and "
-            "the larger, the more they are. From results.json."
-        )
-    of_words = over in ("words", "characters")
+        sure, right = "the probability that it gives a label", "how often the example has it"
     return (
-        "From left to right: how sure a model is of its prediction, from 0 to 1; upwards: how "
-        "often it is right. On the line it is as often right as it is sure; below the line it is "
-        f"too sure. Each point is the {'words' if of_words else 'examples'} of one of "
-        f"{RELIABILITY_BINS} bins of confidence, and the larger, the more they are."
-        f"{'' if of_words else ' ECE is their mean distance from the line.'} From results.json."
+        f"From left to right: {sure}; upwards: {right}, both from 0 to 1. Below the line it is too "
+        f"sure. Each point is one of {RELIABILITY_BINS} bins, and the larger, the more predictions "
+        f"are in it.{' ECE is the mean distance from the line.' if over == 'classes' else ''}"
     )
 
 

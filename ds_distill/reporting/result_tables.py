@@ -188,28 +188,17 @@ def _notes(
 def _counted(record: Mapping[str, Any]) -> Iterator[str]:
     """The examples, and what of them was judged."""
     found = record["baseline"]
-    examples = f"{found['examples']:,}"
-    lacking = f"{found.get('words_without_token', 0):,}"
-    dropped = "no token that all models read (a tokenizer drops them)"
+    examples, lacking = f"{found['examples']:,}", f"{found.get('words_without_token', 0):,}"
+    dropped = f"{lacking} of {found.get('words', 0):,} words have no token that all models read"
     if "tokens" in found:
-        yield (
-            f"{found['tokens']:,} masked tokens of {examples} examples, the same for all; accuracy "
-            "is the share of them that a model ranks first."
-        )
+        yield f"{found['tokens']:,} masked tokens of {examples} examples, the same for all."
     elif "windows" in found:
         yield f"{examples} questions, whose contexts were read in {found['windows']:,} windows."
-        if "words_without_token" in found:
-            yield (
-                f"{lacking} of their {found['words']:,} words have {dropped}; they are in no "
-                "predicted span."
-            )
-    elif record["over"] in ("words", "characters"):
-        yield (
-            f"{found['words']:,} words of {examples} examples. {lacking} of the words have "
-            f"{dropped}; they count as O in every score, or as wrong where there is no O."
-        )
     else:
         yield f"{examples} examples."
+    if "words" in found:
+        how = "are in no predicted span" if "windows" in found else "count as O, or as wrong"
+        yield f"{dropped} (a tokenizer drops them); they {how}."
     if "hidden_words" in found:
         yield (
             f"Nats a word are comparable between vocabularies: of {found['hidden_words']:,} words "
@@ -381,27 +370,19 @@ def pairs_table(record: Mapping[str, Any], student: str | None) -> Table:
             value = row.get(key)
             shown = "" if key not in row else none if value is None else form(value)
             columns.setdefault(head, []).append(shown)
-    note = (
-        f"{'Points of' if metric.is_share() else 'Differences in'} {metric.title} on the same "
-        f"examples, with paired bootstrap. Retention is the student’s {metric.title} in per cent "
-        "of the teacher’s"
-    )
+    notes = [
+        "Differences are on the same examples, by paired bootstrap, without the effect of another "
+        f"seed. Retention: the student’s {metric.title} in per cent of the teacher’s."
+    ]
     if gaps:
-        note += (
-            "; the gap closed is the part of the way from the untrained start to the teacher, "
-            "where the teacher is better than the start beyond chance"
+        notes.append(
+            "Gap closed: the part of the way from the untrained start to the teacher, where that "
+            "is better beyond chance."
         )
     if noun is not None:
-        note += (
-            f"; the median is that of the differences in {measure} to the teacher on each {noun}, "
-            "in points"
-        )
-    note += (
-        ". A difference whose interval contains 0 is within chance. One training run each: the "
-        "interval does not include the effect of another seed."
-    )
+        notes.append(f"Median: of the differences in {measure} to the teacher, in points.")
     rows = list(zip(*columns.values(), strict=True))
-    notes = [note, *wide_note(metric, rows)]
+    notes += wide_note(metric, rows)
     return Table("", list(columns), rows, notes, shipped=student or "")
 
 

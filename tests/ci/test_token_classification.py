@@ -107,7 +107,7 @@ def test_scores_are_of_entities(run: Path, settings: dict[str, Any]) -> None:
     counts = {(model["words"], model["words_without_token"]) for model in models.values()}
     assert counts == {(words, 0)}, "the long sentence is scored whole"
     page = (run / "report.html").read_text()
-    assert "entity F1" in page and "0 of the words have no token that all models" in page
+    assert "entity F1" in page and " words have no token that all models" in page
 
 
 def test_the_student_scores_the_same_in_transformers(

@@ -153,7 +153,7 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
     page = (finished / "report.html").read_text(encoding="utf-8")
     shown = html.unescape(re.sub("<[^>]+>", "", page))
     assert results(finished)["verdict"].replace("`", "") in shown
-    assert page.count('<figure class="curve">') >= 2
+    assert page.count("<figure") >= 2
     tokenizer = json.loads((finished / "student" / "tokenizer.json").read_text())
     assert tokenizer["truncation"] is tokenizer["padding"] is None, "as the model came with it"
 
