@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ds_distill.models.attention import unseen_attention
@@ -29,6 +29,9 @@ from ds_distill.views import PackedView, View
 CAPTURED = "ds_distill_captured"
 """The `attn_implementation` name of `_attend`."""
 
+Attend = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+"""An attention of transformers' interface."""
+
 _capture: ContextVar[Captured] = ContextVar("capture")
 """That of the model which runs."""
 
@@ -36,25 +39,35 @@ _capture: ContextVar[Captured] = ContextVar("capture")
 class Captured:
     """What was taken of one pass."""
 
-    def __init__(self, reads: Reads, depth: int) -> None:
+    def __init__(self, reads: Reads, depth: int, attend: Attend | None = None) -> None:
+        """
+        depth: of the model. attend: its own attention; None: that of its module.
+        """
         self.states: dict[int, torch.Tensor] = {}
         """By layer, as it was asked for: float [B, S, H], or of a packed view [1, T, H]."""
-        self._reads, self._depth = reads, depth
+        self._reads, self._depth, self._attend = reads, depth, attend
         self._attention: dict[int, tuple[dict[str, torch.Tensor], float]] = {}
         self._layer = 0
-        self.attend: Callable[..., Any] | None = None
-        """The model's own attention; None: that of its module."""
+        self.kept = self._asked(reads.states)
+        """By number from 0, the embeddings: the states that were asked for, as they were called."""
+        self.attended = {*self._asked(reads.attention)}
+        """The numbers of layers whose attention was asked for."""
 
-    def asked(self, layers: Any) -> dict[int, list[int]]:
-        """By number from 0: the layers that were asked for, as they were called."""
+    def _asked(self, layers: Any) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for layer in sorted(layers):
             found.setdefault(layer % (self._depth + 1), []).append(layer)
         return found
 
+    def attend_of(self, attention: nn.Module) -> Attend:
+        """What the attention of a layer computes with, as transformers calls it."""
+        if self._attend is not None:
+            return self._attend
+        return cast(Attend, sys.modules[type(attention).__module__].eager_attention_forward)
+
     def keep(self, number: int, state: torch.Tensor) -> None:
         """Keep the state behind a layer, counted from 0, the embeddings, if it was asked for."""
-        for layer in self.asked(self._reads.states).get(number, []):
+        for layer in self.kept.get(number, []):
             self.states[layer] = state
 
     def enter(self) -> int:
@@ -67,7 +80,7 @@ class Captured:
         if parts["queries"].shape[1] != parts["keys"].shape[1]:
             raise ValueError("heads that share keys and values: attention cannot be taken")
         for name in parts:
-            for layer in self.asked(getattr(self._reads, name)).get(self._layer, []):
+            for layer in self._asked(getattr(self._reads, name)).get(self._layer, []):
                 self._attention.setdefault(layer, ({}, scale))[0][name] = parts[name]
 
     def attention(self, view: View) -> dict[int, AttentionInputs]:
@@ -105,6 +118,12 @@ def _grid(view: View) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tens
     return mask, spread
 
 
+def own_attention(config: PreTrainedConfig) -> Attend | None:
+    """The attention that a configuration names; None: that of the model's own module."""
+    name = config._attn_implementation
+    return None if name == "eager" else cast(Attend, ALL_ATTENTION_FUNCTIONS[name])
+
+
 @contextmanager
 def capturing(model: PreTrainedModel, reads: Reads) -> Iterator[Captured]:
     """Within, a pass through a model leaves what it is asked for in what this yields.
@@ -112,20 +131,18 @@ def capturing(model: PreTrainedModel, reads: Reads) -> Iterator[Captured]:
     Raises ValueError for inner layers of a model that has no one stack of them, and for attention
     that is more than its queries and keys.
     """
-    config, captured = model.config, Captured(reads, model.config.num_hidden_layers)
+    config, depth = model.config, model.config.num_hidden_layers
+    captured = Captured(reads, depth, own_attention(config))
     own, implement = config._attn_implementation, partial(setattr, config, "_attn_implementation")
     if reads.attention and (why := unseen_attention(config)):
         raise ValueError(f"{type(model).__name__}: {why}")
-    depth, states = config.num_hidden_layers, {*captured.asked(reads.states)}
-    attended = {*captured.asked(reads.attention)}
-    stack = _stack(model) if states - {depth} or attended else []
-    captured.attend = None if own == "eager" else ALL_ATTENTION_FUNCTIONS[own]
+    stack = _stack(model) if {*captured.kept} - {depth} or captured.attended else []
 
     def before(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         number = captured.enter()
         if number == 1:
             captured.keep(0, args[0] if args else options["hidden_states"])
-        if number in attended:
+        if number in captured.attended:
             implement(CAPTURED)
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
@@ -143,7 +160,7 @@ def capturing(model: PreTrainedModel, reads: Reads) -> Iterator[Captured]:
         for layer in stack:
             hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(layer.register_forward_hook(after).remove)
-        if depth in states:  # some models have a norm behind the last layer
+        if depth in captured.kept:  # some models have a norm behind the last layer
             hooks.callback(model.base_model.register_forward_hook(last).remove)
         token = _capture.set(captured)
         hooks.callback(_capture.reset, token)
@@ -176,7 +193,7 @@ def _attend(
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     captured.take({"queries": query, "keys": key, "values": value}, scale)
-    own = captured.attend or sys.modules[type(module).__module__].eager_attention_forward
+    own = captured.attend_of(module)
     return own(module, query, key, value, attention_mask, **options)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ds_distill.distributions import VocabularyHead
 from ds_distill.models.capture import capturing
 from ds_distill.models.configuration import pools_all_tokens
+from ds_distill.models.flat import flat, layers_to_run_flat
 from ds_distill.models.load import seeded
 from ds_distill.models.packed import packed_states, padded_inputs
 from ds_distill.reads import Reads
@@ -35,7 +36,8 @@ def read_signals(model: PreTrainedModel, view: View, reads: Reads = ALONE) -> Si
 
     reads: what is asked for beside logits, or in their place.
     """
-    with capturing(model, reads) as captured:
+    layers = layers_to_run_flat(model)
+    with capturing(model, reads) as captured, flat(model, layers, captured):
         if isinstance(view, PackedView):
             logits, last = None, packed_states(model, view, captured)
         elif view.positions is None and view.candidates is None and reads.logits:

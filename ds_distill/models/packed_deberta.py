@@ -21,6 +21,7 @@ from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from ds_distill.models.capture import Captured
+from ds_distill.models.flat import FlatLayer, Part, flat_layers, runs_flat
 from ds_distill.views import PackedView
 
 
@@ -38,10 +39,9 @@ def last_states(body: Any, view: PackedView, captured: Captured) -> torch.Tensor
     on_kernel = _on_kernel(hidden)
     attend = flash_attention if on_kernel else plain_attention
     with _tiles(view, body.config) if on_kernel else nullcontext(view) as view:
-        for number, layer in enumerate(body.encoder.layer, start=1):
-            context = _attention(layer.attention.self, hidden, tables, view, attend)
-            attended = layer.attention.output(context, hidden)
-            hidden = layer.output(layer.intermediate(attended), attended)
+        for number, layer in enumerate(_layers(body.encoder), start=1):
+            context = _attention(layer, hidden, tables, view, attend)
+            hidden = layer.output(layer.attended(context, hidden))
             captured.keep(number, hidden[None])
     return hidden
 
@@ -51,8 +51,25 @@ def parts_called(layer: Any) -> list[nn.Module]:
     return [layer.attention.output, layer.intermediate, layer.output]
 
 
+def _layers(encoder: Any) -> list[FlatLayer]:
+    """Its layers; where a pass needs their modules, by these."""
+    if runs_flat(encoder):
+        return flat_layers(encoder, "_proj")
+    found = []
+    for layer in encoder.layer:
+        own = layer.attention.self
+        projections = own.query_proj, own.key_proj, own.value_proj
+        half = partial(_second_half, layer)
+        found.append(FlatLayer(own, projections, layer.attention.output, half))
+    return found
+
+
+def _second_half(layer: Any, attended: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, layer.output(layer.intermediate(attended), attended))
+
+
 def _attention(
-    module: Any,
+    layer: FlatLayer,
     hidden: torch.Tensor,
     tables: Callable[[Any], Tables],
     view: PackedView,
@@ -60,13 +77,12 @@ def _attention(
 ) -> torch.Tensor:
     """Disentangled attention within examples: [T, H] to [T, H].
 
-    module: transformers' DisentangledSelfAttention.
-    tables: says a module's.
+    layer: its `attention` is transformers' DisentangledSelfAttention.
+    tables: says such a module's.
     attend: `flash_attention` or `plain_attention`.
     """
-    query = _split(module, module.query_proj, hidden)
-    key = _split(module, module.key_proj, hidden)
-    value = _split(module, module.value_proj, hidden)
+    module = layer.attention
+    query, key, value = (_split(module, part, hidden) for part in layer.projections)
     position_key, position_query = tables(module)
     terms = 1 + (position_key is not None) + (position_query is not None)
     scale = 1 / math.sqrt(query.shape[-1] * terms)
@@ -74,7 +90,7 @@ def _attention(
     return context.flatten(1)
 
 
-def _split(module: Any, projection: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _split(module: Any, projection: Part, x: torch.Tensor) -> torch.Tensor:
     """A projection's heads: [T, H] to [T, A, D]."""
     return cast(torch.Tensor, projection(x).unflatten(-1, (module.num_attention_heads, -1)))
 
