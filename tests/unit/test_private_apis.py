@@ -81,6 +81,7 @@ MODULES = {
     "transformers.integrations.deepspeed": "unset_hf_deepspeed_config ends what HfDeepSpeedConfig "
     "begins",
     "transformers.masking_utils": "sdpa_mask: the mask of the attention that `attend` ends in",
+    "transformers.modeling_outputs": "what the forward of an encoder gives its model",
     "transformers.modeling_utils": "ALL_ATTENTION_FUNCTIONS: torch's attention for padded views",
     "transformers.models.auto.modeling_auto": "which kinds are encoders, without importing a model",
     "transformers.models.deberta_v2.modeling_deberta_v2": "DeBERTa's own buckets of distances",
