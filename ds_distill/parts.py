@@ -7,16 +7,6 @@ kinds: `phases.PHASES`, `terms.TERMS`, `policies.POLICIES`, `codecs.CODECS`, `me
 
 from ds_distill.recipe.codecs import CodecSettings
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import (
-    Candidate,
-    CodecEntry,
-    Needs,
-    PhaseEntry,
-    PolicyEntry,
-    SourceEntry,
-    TaskEntry,
-    TermEntry,
-)
 from ds_distill.recipe.metrics.metric import (
     CountMetric,
     MeanMetric,
@@ -24,37 +14,35 @@ from ds_distill.recipe.metrics.metric import (
     MetricSettings,
     ratio,
 )
-from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase, training_mistakes
-from ds_distill.recipe.policies import Routing, Weighted
+from ds_distill.recipe.part import Needs
+from ds_distill.recipe.phase import PhaseSettings, TrainingPhase
+from ds_distill.recipe.policies import Compared, Routing, Weighted
 from ds_distill.recipe.section import Count, Name, Section, Share
+from ds_distill.recipe.sources import DataSource
+from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import DistillationTerm, SoftenedTerm, TermSettings
 
 __all__ = [
-    "Candidate",
-    "CodecEntry",
     "CodecSettings",
+    "Compared",
     "Context",
     "Count",
     "CountMetric",
+    "DataSource",
     "DistillationTerm",
     "MeanMetric",
     "Metric",
     "MetricSettings",
     "Name",
     "Needs",
-    "PhaseEntry",
     "PhaseSettings",
-    "PolicyEntry",
     "Routing",
     "Section",
     "Share",
     "SoftenedTerm",
-    "SourceEntry",
-    "TaskEntry",
-    "TermEntry",
+    "TaskSettings",
     "TermSettings",
     "TrainingPhase",
     "Weighted",
     "ratio",
-    "training_mistakes",
 ]

@@ -69,7 +69,7 @@ def opened(kind: str, folder: Path, rows: list[dict[str, Any]], **more: Any) -> 
     (folder / "train.jsonl").write_text(jsonl(rows))
     labels = {"labels": LABELS[kind]} if kind in LABELS else {}
     task = {"data": {"path": str(folder)}, **labels, **more}
-    return open_source(TASKS[kind].settings.model_validate(task), folder / "cache")
+    return open_source(TASKS[kind].model_validate(task), folder / "cache")
 
 
 def read(kind: str, folder: Path, rows: list[dict[str, Any]], **more: Any) -> datasets.Dataset:

@@ -11,7 +11,6 @@ import torch
 from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.run import Run
@@ -33,10 +32,9 @@ def codec_json(
     before: the codec of the same teacher in the cache or its unfinished build. Its tail is reused,
         because a new fit could differ by a rounding.
     """
-    entry = CODECS[phase.codec.name]
-    if entry.implementation is None:
+    if phase.codec.runs is None:
         return None
-    codec: VocabularyCodec = entry.load().of(phase.codec, vocabulary)
+    codec: VocabularyCodec = phase.codec.load().of(phase.codec, vocabulary)
     plain = codec.to_json()
     if not codec.fitted_keys:
         return plain

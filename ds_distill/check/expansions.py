@@ -9,9 +9,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.errors import Mistake, collecting
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.lineage import Model, Step, steps
 from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.tasks import TASKS
 
 EXPANDED = ("bert", "distilbert", "electra")
@@ -112,14 +112,14 @@ def _of_teachers(step: Step) -> Iterator[Mistake]:
         )
     if all(one.expanded == start.expanded for one in teachers):
         return
-    for key, entry, settings in phase.parts():
-        needs = entry.needs_of(settings)
-        if needs.labels and (needs.teachers or isinstance(entry, PolicyEntry)):
+    for key, part in phase.parts():
+        needs = part.all_needs()
+        if needs.labels and (needs.teachers or isinstance(part, Routing)):
             yield Mistake(
                 f"{location}.{key}",
                 "asks the teacher about each masked token, also about words "
                 f"that {start.name} has since its vocabulary was expanded, and {names} does not "
-                f"know them. Take {entry.name} out.",
+                f"know them. Take {part.part_name} out.",
             )
 
 

@@ -9,9 +9,8 @@ from transformers import PreTrainedConfig
 from ds_distill.errors import Mistake
 from ds_distill.models.labels import LabelMap, are_generic, class_names, label_map
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.phases import PhaseSettings
-from ds_distill.recipe.policies import not_fitted, that_take_partial
+from ds_distill.recipe.policies import Routing, not_fitted, that_take_partial
 from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.recipe.yaml_tree import one_line
 
@@ -62,22 +61,22 @@ def partial_mistakes(
     if not known:
         return
     for name, phase in recipe.named_phases(task):
-        for key, entry, settings in phase.parts():
-            if isinstance(entry, PolicyEntry) and not entry.allows_partial(settings):
+        for key, part in phase.parts():
+            if isinstance(part, Routing) and not part.allows_partial():
                 yield Mistake(
                     f"phases.{name}.{key}",
-                    f"{entry.name} takes teachers that know all labels, and "
+                    f"{part.policy} takes teachers that know all labels, and "
                     f"{', '.join(known)} know(s) some of them: what is likely among those says "
                     f"nothing of the others. Choose {' or '.join(that_take_partial())}.",
                 )
-            elif isinstance(entry, PolicyEntry) and entry.takes_partial == "target":
+            elif isinstance(part, Routing) and part.takes_partial == "target":
                 silent = lacking(phase)
                 without = [teacher for teacher in recipe.teachers if teacher not in silent]
                 by_any = set().union(*(known.get(one, range(len(labels))) for one in without))
                 if without and len(by_any) < len(labels):
                     yield Mistake(
                         f"phases.{name}.{key}",
-                        f"{entry.name} reads all teachers, and of some "
+                        f"{part.policy} reads all teachers, and of some "
                         f"examples {', '.join(silent)} says nothing, where the others "
                         f"({', '.join(without)}) do not know all labels. Complete the file, or mix "
                         "losses: routing={policy: average, mix: losses}.",
@@ -88,12 +87,12 @@ def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[Mis
     """Policies that are not fitted on so many classes."""
     reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
     for name, phase in recipe.named_phases(task):
-        for key, entry, _ in phase.parts():
-            if isinstance(entry, PolicyEntry) and entry.name in reasons:
+        for key, part in phase.parts():
+            if isinstance(part, Routing) and part.policy in reasons:
                 yield Mistake(
                     f"phases.{name}.{key}",
-                    f"{entry.name} cannot be taken here: "
-                    f"{reasons[entry.name]}. Choose another policy, or `chosen`, the best of "
+                    f"{part.policy} cannot be taken here: "
+                    f"{reasons[part.policy]}. Choose another policy, or `chosen`, the best of "
                     "those that can.",
                 )
 
@@ -176,13 +175,13 @@ def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -
     if any(phase.kind == "expertise" for _, phase in phases):
         gate = "take the policy gate"
     for name, phase in phases:
-        entries = [entry for _, entry, _ in phase.parts()]
+        parts = [part for _, part in phase.parts()]
         policies = [
-            entry.name
-            for entry in entries
-            if isinstance(entry, PolicyEntry) and entry.takes_partial == "losses"
+            part.policy
+            for part in parts
+            if isinstance(part, Routing) and part.takes_partial == "losses"
         ]
-        if policies and not any(entry.needs.labels for entry in entries):
+        if policies and not any(part.needs.labels for part in parts):
             yield (
                 f"phases.{name}: the teachers of {', '.join(known)} share no label, so a loss "
                 f"over the labels of each ({', '.join(policies)}) leaves open which teacher's "

@@ -23,11 +23,11 @@ from ds_distill.models.configuration import (
 from ds_distill.models.student import student_of
 from ds_distill.models.weights import check_weights
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.entry import imported
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.metrics.tokens import WordLoss
+from ds_distill.recipe.part import imported
+from ds_distill.recipe.phase import PhaseSettings, TrainingPhase
 from ds_distill.recipe.phases import PHASES, Cache
-from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
 from ds_distill.recipe.tasks import TASKS
@@ -156,16 +156,16 @@ class Models:
     def _layer_maps(self) -> Iterator[Mistake]:
         """Terms that compare layers which the models do not have, or states of unlike widths."""
         for name, phase, own, teacher, config in self._taught():
-            for key, _, settings in phase.parts():
-                if not isinstance(settings, LayeredTerm):
+            for key, part in phase.parts():
+                if not isinstance(part, LayeredTerm):
                     continue
                 try:
-                    settings.pairs(own.num_hidden_layers, config.num_hidden_layers)
+                    part.pairs(own.num_hidden_layers, config.num_hidden_layers)
                 except ValueError as error:
-                    at = f"phases.{name}.{key}.layers={settings.layers}"
+                    at = f"phases.{name}.{key}.layers={part.layers}"
                     yield Mistake(at, f"with {teacher}, {error}.")
                 widths = own.hidden_size, config.hidden_size
-                if isinstance(settings, HiddenMSELoss) and not settings.map and len({*widths}) > 1:
+                if isinstance(part, HiddenMSELoss) and not part.map and len({*widths}) > 1:
                     yield Mistake(
                         f"phases.{name}.{key}.map=false",
                         "compares states as they are, and the "
@@ -196,11 +196,11 @@ class Models:
     def _attention(self) -> Iterator[Mistake]:
         """Terms on attention that the models' own cannot be compared by."""
         for name, phase, own, teacher, config in self._taught():
-            for key, entry, settings in phase.parts():
-                if isinstance(settings, AttentionSettings):
-                    heads = settings.heads if isinstance(settings, RelationKLLoss) else None
+            for key, part in phase.parts():
+                if isinstance(part, AttentionSettings):
+                    heads = part.heads if isinstance(part, RelationKLLoss) else None
                     for mistake in _unlike_attention({teacher: config, "student": own}, heads):
-                        fix = f"Take {entry.name} out, or choose other models."
+                        fix = f"Take {part.part_name} out, or choose other models."
                         yield Mistake(f"phases.{name}.{key}", f"{mistake} {fix}")
 
     def _hidden_words(self) -> Iterator[Mistake]:
@@ -263,8 +263,8 @@ def _token_by_token(recipe: Recipe) -> str | None:
         if TASKS[task.type].needs.same_tokens:
             return f"{task.location}.type={task.type}"
     for name, phase in recipe.named_phases():
-        for key, entry, settings in phase.parts():
-            if entry.needs_of(settings).same_tokens:
+        for key, part in phase.parts():
+            if part.all_needs().same_tokens:
                 return f"phases.{name}.{key}"
     return None
 

@@ -1,22 +1,21 @@
-"""Whether each phase of a recipe finds what it and its parts need. The needs are those that the
-entries declare; what else can be wrong with a part is its entry's own rule."""
+"""Whether each phase of a recipe finds what it and its parts need. What else can be wrong with a
+part it says itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from ds_distill.check.predictions import file_mistakes
 from ds_distill.errors import Mistake
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import ConfiguredEntry, PolicyEntry, TermEntry
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, Cache, PhaseSettings
-from ds_distill.recipe.policies import POLICIES
-from ds_distill.recipe.section import Section
+from ds_distill.recipe.part import Part
+from ds_distill.recipe.phases import Cache, PhaseSettings
+from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.tasks import TaskSettings
-from ds_distill.recipe.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
+from ds_distill.recipe.terms import LayeredTerm, RowTerm, SoftenedTerm
 
 
 def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
@@ -26,17 +25,15 @@ def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _typed(found: Iterable[Mistake | str]) -> Iterator[Mistake]:
-    """Of rules that still say `KEY: WHAT` in one."""
+    """Of rules of parts, which say `KEY: WHAT` in one."""
     for one in found:
         yield Mistake(*one.split(": ", 1)) if isinstance(one, str) else one
 
 
 def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[Mistake]:
     yield from _list_mistakes(phase, here.location)
-    entry = PHASES[phase.kind]
-    if entry.mistakes is not None:
-        yield from _typed(entry.mistakes(phase, here))
-    unmet = list(_unmet(entry, phase, here, "Take the phase out."))
+    yield from _typed(phase.mistakes(here))
+    unmet = list(_unmet(phase, here, "Take the phase out."))
     yield from unmet
     if not unmet:
         yield from _part_mistakes(phase, here)
@@ -47,7 +44,7 @@ def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[Mistake]:
 def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
     """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
     words they may know some of the tags, which their labels tell."""
-    if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
+    if not phase.runs_teachers or phase.makes == "evaluation":
         return
     for teacher in context.teachers:
         head = context.step.model(teacher).head or context.task_name
@@ -70,14 +67,12 @@ def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[Mistake]:
                 yield Mistake(f"{location}.{key}", f"{item!r} stands twice. Keep it once.")
 
 
-def _unmet(
-    entry: ConfiguredEntry, settings: Section, context: Context, remedy: str
-) -> Iterator[Mistake]:
+def _unmet(part: Part, context: Context, remedy: str) -> Iterator[Mistake]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
     """
-    needs, location = entry.needs_of(settings), context.location
+    needs, location, name = part.all_needs(), context.location, part.part_name
     count, whose = len(context.teachers), "the phase follows"
     if set(context.teachers) == set(context.recipe.teachers):
         whose = "the recipe has"
@@ -85,33 +80,33 @@ def _unmet(
         task = context.task
         yield Mistake(
             location,
-            f"{entry.name} {why[0]}, and {task.location}.type={task.type} {why[1]}. {remedy}",
+            f"{name} {why[0]}, and {task.location}.type={task.type} {why[1]}. {remedy}",
         )
     elif count == 0 < needs.teachers:
         yield Mistake(location, "the recipe has no teachers. Add teachers: {NAME: ...}.")
     elif count < needs.teachers:
         yield Mistake(
             location,
-            f"{entry.name} needs at least {needs.teachers} teachers, and {whose} "
+            f"{name} needs at least {needs.teachers} teachers, and {whose} "
             f"{count}. Add one to teachers, or take it out.",
         )
     elif needs.at_most is not None and count > needs.at_most:
         yield Mistake(
             location,
-            f"{entry.name} takes at most {needs.at_most} teacher(s), and {whose} "
-            f"{count}. Take one out, or {entry.name}.",
+            f"{name} takes at most {needs.at_most} teacher(s), and {whose} "
+            f"{count}. Take one out, or {name}.",
         )
     elif needs.expertise and whose == "the phase follows":
         yield Mistake(
             location,
-            f"{entry.name} needs what an expertise phase learns of the recipe's "
+            f"{name} needs what an expertise phase learns of the recipe's "
             f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
-            f"{entry.name}.",
+            f"{name}.",
         )
     elif needs.expertise and context.step.expertise is None:
         yield Mistake(
             location,
-            f"{entry.name} needs what an expertise phase learns of the teachers as "
+            f"{name} needs what an expertise phase learns of the teachers as "
             "they are then. Add - expertise: {split: validation} before it (after the last "
             "fine-tuning of a teacher).",
         )
@@ -120,7 +115,7 @@ def _unmet(
         if fits is not None and fits.phase.leaves_out_teachers:
             yield Mistake(
                 location,
-                f"{entry.name} is fitted on the teachers that phases.{fits.name} "
+                f"{name} is fitted on the teachers that phases.{fits.name} "
                 "leaves, and the phase follows those of the recipe, whoever was left out. Take "
                 f"follow out, or leave_out of phases.{fits.name}.",
             )
@@ -131,7 +126,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
     split, held = phase.cached_split, None
     if split is not None:
         held = context.step.held(split)
-        live = any(entry.needs_of(settings).live_teachers for _, entry, settings in phase.parts())
+        live = any(part.all_needs().live_teachers for _, part in phase.parts())
         if held is None and not context.step.may_be_cached and not live:
             yield Mistake(
                 context.location,
@@ -141,17 +136,17 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
                 "teachers=live.",
             )
     mixed, of_tokens = len(context.teachers) > 1, []
-    for key, entry, settings in phase.parts():
+    for key, part in phase.parts():
         here = context.at(f"{context.location}.{key}")
-        needs = entry.needs_of(settings)
+        needs = part.all_needs()
         if needs.teachers and not phase.runs_teachers:
             yield Mistake(
                 here.location,
-                f"{entry.name} needs teachers, and a {phase.kind} phase runs "
+                f"{part.part_name} needs teachers, and a {phase.kind} phase runs "
                 "none. Take it out, or use it in a distil phase.",
             )
             continue
-        unmet = list(_unmet(entry, settings, here, _remedy(entry, settings, phase, context.task)))
+        unmet = list(_unmet(part, here, _remedy(part, phase, context.task)))
         yield from unmet
         if not unmet and split is not None:
             if needs.live_teachers:
@@ -161,57 +156,44 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
                     f"{context.location}.teachers=live.",
                 )
             elif held is not None:
-                yield from _cache_mistakes(entry, settings, here, held, split, context.location)
-        if entry.mistakes is not None and not unmet:
-            yield from _typed(entry.mistakes(settings, here))
-        mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
+                yield from _cache_mistakes(part, here, held, split, context.location)
+        if not unmet:
+            yield from _typed(part.mistakes(here))
+        mixed |= isinstance(part, Routing) and not part.keeps_lone_teacher
         if needs.every_token and not unmet:
             of_tokens.append(here.location)
     if mixed:
         yield from (_of_mixed_tokens(location, context) for location in of_tokens)
 
 
-def _remedy(
-    entry: ConfiguredEntry, settings: Section, phase: PhaseSettings, task: TaskSettings
-) -> str:
-    """What to do about a part that is for other kinds of task."""
-    if isinstance(settings, RowTerm) and task.lacks(entry.needs) is None:
-        return f"Leave {entry.name}.rows out."
-    return _choose_another(entry, phase, task)
-
-
-def _choose_another(entry: ConfiguredEntry, phase: PhaseSettings, task: TaskSettings) -> str:
-    """What to do about a part that is for other kinds of task: name those of its table that are
-    for this one."""
-    table: Mapping[str, ConfiguredEntry] = POLICIES if isinstance(entry, PolicyEntry) else TERMS
+def _remedy(part: Part, phase: PhaseSettings, task: TaskSettings) -> str:
+    """What to do about a part that is for other kinds of task: name those of its own that are for
+    this one."""
+    if isinstance(part, RowTerm) and task.lacks(part.needs) is None:
+        return f"Leave {part.part_name}.rows out."
     others = [
-        other.name
-        for other in table.values()
+        name
+        for name, other in part.table.items()
         if task.lacks(other.needs) is None
         and (phase.runs_teachers or not other.needs.teachers)
-        and not (isinstance(other, TermEntry) and not other.moves_student)
+        and getattr(other, "moves_student", True)
     ]
-    if entry.name not in table or not others:
-        return f"Take {entry.name} out."
+    if not others:
+        return f"Take {part.part_name} out."
     return f"Choose {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}."
 
 
 def _cache_mistakes(
-    entry: ConfiguredEntry,
-    settings: Section,
-    context: Context,
-    held: Cache,
-    split: str,
-    phase: str,
+    part: Part, context: Context, held: Cache, split: str, phase: str
 ) -> Iterator[Mistake]:
     """What a part reads and the cache does not hold.
 
     held: the cache phase that holds the split. phase: the location of the phase that reads it.
     """
-    location, needs = context.location, entry.needs_of(settings)
-    if isinstance(settings, LayeredTerm) and settings.cached_layers() is None:
+    location, needs = context.location, part.all_needs()
+    if isinstance(part, LayeredTerm) and part.cached_layers() is None:
         yield Mistake(
-            f"{location}.layers={settings.layers}",
+            f"{location}.layers={part.layers}",
             "the teachers' depths tell which layers "
             "these are, and a cache has its layers by number. Name pairs, "
             f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live.",
@@ -226,22 +208,22 @@ def _cache_mistakes(
             f"{phase}.teachers=live.",
         )
     if needs.fitted_states and context.step.fitted_states and -1 not in held.hidden:
-        reads = "reads" if entry.implementation else "may choose the gate, which reads"
+        reads = "reads" if part.runs else "may choose the gate, which reads"
         yield Mistake(
             location,
-            f"{entry.name} {reads} the teachers' last states, and the cache of split "
+            f"{part.part_name} {reads} the teachers' last states, and the cache of split "
             f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
             "in the expertise phase for a gate of logits.",
         )
     if context.task.predicts != "token":  # logits of classes, and numbers, are stored as they are
         return
-    codec = CODECS[held.codec.name]
+    codec = held.codec
     if codec.keeps_logits:
         return
     stored = f"the cache holds distributions with codec {codec.name!r}"
-    if isinstance(settings, SoftenedTerm) and settings.temperature != held.codec.temperature:
+    if isinstance(part, SoftenedTerm) and part.temperature != held.codec.temperature:
         yield Mistake(
-            f"{location}.temperature={settings.temperature}",
+            f"{location}.temperature={part.temperature}",
             f"{stored} at temperature "
             f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same.",
         )
@@ -267,4 +249,4 @@ def _of_mixed_tokens(location: str, context: Context) -> Mistake:
 
 
 def _that_keep_logits() -> str:
-    return " or ".join(codec.name for codec in CODECS.values() if codec.keeps_logits)
+    return " or ".join(name for name, codec in CODECS.items() if codec.keeps_logits)

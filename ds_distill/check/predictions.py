@@ -66,13 +66,13 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
             f"keeps the teachers' states, and {whose}, which has none. "
             f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME].",
         )
-    for key, entry, settings in phase.parts():
-        needs = entry.needs_of(settings)
+    for key, part in phase.parts():
+        needs = part.all_needs()
         if needs.states or needs.live_teachers:
             yield Mistake(
                 f"{context.location}.{key}",
                 f"reads the teachers' states or attention, and {whose}, "
-                f"which has none. Take {entry.name} out, or leave the teacher out with "
+                f"which has none. Take {part.part_name} out, or leave the teacher out with "
                 f"{context.location}.follow=[NAME].",
             )
 

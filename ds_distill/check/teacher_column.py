@@ -11,7 +11,7 @@ from ds_distill.data.teacher_column import teacher_names
 from ds_distill.errors import Mistake, did_you_mean
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.recipe.phase import TrainingPhase
 
 
 def named_teacher_mistakes(
@@ -26,21 +26,21 @@ def named_teacher_mistakes(
         phase = step.phase
         if step.task_name != task_name or not isinstance(phase, TrainingPhase):
             continue
-        for key, entry, settings in phase.parts():
-            if not entry.needs_of(settings).teacher_ids:
+        for key, part in phase.parts():
+            if not part.all_needs().teacher_ids:
                 continue
             leaves = [one.name for one in step.earlier_of_task() if one.phase.leaves_out_teachers]
             if leaves and phase.followed is None:
                 yield Mistake(
                     f"phases.{step.name}.{key}",
-                    f"{entry.name} follows the teacher that each example "
+                    f"{part.part_name} follows the teacher that each example "
                     f"names, and phases.{leaves[-1]} may leave it out. Set follow: "
                     f"[{', '.join(step.teachers)}], or take leave_out out.",
                 )
             if phase.split in read:
                 location = f"phases.{step.name}.{key}"
                 for why in _of_split(phase.split, step.teachers, source, read):
-                    yield Mistake(location, f"{entry.name}{why}")
+                    yield Mistake(location, f"{part.part_name}{why}")
 
 
 def _of_split(

@@ -16,8 +16,7 @@ from ds_distill.data.readers import Reader
 from ds_distill.data.words import WordColumns
 from ds_distill.keys import content_keys
 from ds_distill.recipe.data import Columns
-from ds_distill.recipe.tasks import Task
-from ds_distill.recipe.tasks.base import Rows
+from ds_distill.recipe.tasks import Rows, Task
 
 
 class RowForm(ABC):

@@ -31,7 +31,7 @@ from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks.words import LETTER_WITHOUT_BLANKS
+from ds_distill.recipe.tasks import LETTER_WITHOUT_BLANKS
 
 VERSION = 3
 """Part of the names of files that are made from words: raise it when the same rows give others."""

@@ -25,7 +25,7 @@ from ds_distill.evaluation.predictions import (
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.files import new_file
-from ds_distill.recipe.entry import Over
+from ds_distill.recipe.metrics.metric import Over
 
 PREDICTIONS: dict[Over, type[Predictions]] = {
     "classes": ClassPredictions,

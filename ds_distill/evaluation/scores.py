@@ -12,9 +12,8 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import Predictions, TokenScores
 from ds_distill.process.activity import marked
-from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS, reported_metrics
-from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
+from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings, Over
 
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:

@@ -106,7 +106,7 @@ def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
     """(split to file's name, where they are not the usual ones; split to its file)."""
     if not data.is_dir():
         return {}, {"train": data}
-    task: Any = TASKS["single-label"].settings.model_validate({"data": {"path": str(data)}})
+    task: Any = TASKS["single-label"].model_validate({"data": {"path": str(data)}})
     files = folder_splits(task, data)
     if "train" in files:
         return {}, files

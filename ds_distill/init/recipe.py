@@ -189,7 +189,7 @@ def _labels_in(guess: Guess, data: str) -> list[str]:
     others = [split for split in guess.has if split != "train"]
     splits = guess.splits if guess.labelled else {**guess.splits, "train": guess.splits[others[0]]}
     columns = {"path": data, "columns": guess.columns, "splits": splits}
-    task: Any = TASKS[guess.task].settings.model_validate({"type": guess.task, "data": columns})
+    task: Any = TASKS[guess.task].model_validate({"type": guess.task, "data": columns})
     source = open_files(task, None, None)
     for split in others:
         source.read(split)

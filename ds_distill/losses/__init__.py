@@ -42,5 +42,5 @@ __all__ = [
 def build_terms(losses: Mapping[str, TermSettings], inputs: TermInputs) -> dict[str, Term]:
     """The terms of a recipe's `losses`, by name, in the order of `TERMS`."""
     return {
-        name: entry.load()(losses[name], inputs) for name, entry in TERMS.items() if name in losses
+        name: term.load()(losses[name], inputs) for name, term in TERMS.items() if name in losses
     }

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ds_distill.data.pretrained import SAFE, check_nodes, unreadable
 from ds_distill.errors import UserError
-from ds_distill.recipe.entry import TaskEntry
+from ds_distill.recipe.tasks import TaskSettings
 
 MASKED_LM_FAMILIES = (
     *("albert", "bert", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
@@ -275,7 +275,9 @@ _OUTPUTS = {
 """What the outputs of a sequence classifier are, by transformers' `problem_type`."""
 
 
-def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> None:
+def check_head(
+    reference: str, config: PreTrainedConfig, task: TaskSettings | type[TaskSettings]
+) -> None:
     """Raises UserError for a checkpoint whose configuration lists no trained head for the task, one
     with another number of outputs than all heads for such tasks have, or one whose outputs mean
     something else."""
@@ -292,11 +294,11 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
             "that was fine-tuned on such a task."
         )
     stated = getattr(config, "problem_type", None)
-    if stated in task.other_problems and task.problem is not None:
+    if stated is not None and stated in task.other_problems and task.problem is not None:
         raise UserError(
             f"model {reference!r}: its config.json has problem_type={stated}, so its outputs are "
-            f"{_OUTPUTS[stated]}, and those of a {task.name} task are {_OUTPUTS[task.problem]}. "
-            "Fine-tune it first (a fine-tune phase before), or use a checkpoint of such a "
-            f"training. If it was trained as that, set problem_type={task.problem} in its "
-            "config.json."
+            f"{_OUTPUTS[stated]}, and those of a {task.part_name} task are "
+            f"{_OUTPUTS[task.problem]}. Fine-tune it first (a fine-tune phase before), or use a "
+            "checkpoint of such a training. If it was trained as that, set "
+            f"problem_type={task.problem} in its config.json."
         )

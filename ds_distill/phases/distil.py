@@ -12,7 +12,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import label_maps_of
 from ds_distill.recipe.phases import Distil
-from ds_distill.recipe.policies import POLICIES, Routing
+from ds_distill.recipe.policies import Routing
 from ds_distill.records import Trained, read_object
 from ds_distill.routing import Router
 from ds_distill.routing.held_out import routing_of_candidate
@@ -107,12 +107,11 @@ def router_of(
 
     fitted: the file of what the expertise phase fitted, for the policies that need it.
     """
-    entry = POLICIES[routing.policy]
-    if teachers == 1 and entry.keeps_lone_teacher:
+    if teachers == 1 and routing.keeps_lone_teacher:
         return None
     return Router(
         routing,
         temperature=temperature,
         seed=seed,
-        fitted=fitted if entry.needs.expertise else None,
+        fitted=fitted if routing.needs.expertise else None,
     )

@@ -18,8 +18,7 @@ from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, Evaluate
-from ds_distill.recipe.phases.evaluate import START
+from ds_distill.recipe.phases import PHASES, START, Evaluate
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of

@@ -23,9 +23,9 @@ from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
 from ds_distill.process.terminal import say
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Expertise
+from ds_distill.recipe.policies import Routing
 from ds_distill.records import ExpertiseRecord
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
@@ -150,8 +150,8 @@ def _followed(number: int, run: Run) -> list[str]:
     """The policies that students of the task follow in the phases after `number`."""
     later = run.recipe.phases[number + 1 :]
     of_task = [phase for phase in later if run.recipe.task_name(phase) == run.task_name]
-    parts = (entry for phase in of_task for _, entry, _ in phase.parts())
-    return [entry.name for entry in parts if isinstance(entry, PolicyEntry)]
+    parts = (part for phase in of_task for _, part in phase.parts())
+    return [part.policy for part in parts if isinstance(part, Routing)]
 
 
 def _compare(

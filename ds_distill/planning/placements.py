@@ -34,10 +34,9 @@ from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phase import TrainingPhase
 from ds_distill.recipe.phases import Cache
-from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.recipe.tasks import TaskSettings
-from ds_distill.recipe.terms import KLLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +128,11 @@ class Job:
             return None
         terms, share = self._terms, self._task.row_share
         assert share is not None
-        reads = {name for name in terms if name in ("kl", "logit_mse")}
-        kl = self.phase.losses.get("kl")
-        others = {"kl"} if isinstance(kl, KLLoss) and kl.divergence != "kl" else set()
-        linear = reads - others if live and len(self.teachers) == 1 else set()
-        dense = reads - linear
+        losses, lone = self.phase.losses, live and len(self.teachers) == 1
+        reads = {term.reads_logits for term in losses.values()}
+        both = {name for name, term in losses.items() if term.reads_logits == "both"}
+        linear = {name for name in both if lone and losses[name].logits_in_chunks}
+        dense = both - linear
 
         def share_of(names: set[str]) -> float:
             every = any(terms[name].rows == TOKENS for name in names)
@@ -144,12 +143,12 @@ class Job:
         return Head(
             config.vocab_size,
             tuple(widths[:2]),
-            dense="cross_entropy" in terms or bool(dense),
+            dense="student" in reads or bool(dense),
             chunked=bool(linear),
             recomputes=not dense,
             dense_share=share_of(dense),
             chunked_share=share_of(linear),
-            of_teachers=bool(dense) or "teacher_cross_entropy" in terms or len(self.teachers) > 1,
+            of_teachers=bool(dense) or "teachers" in reads or len(self.teachers) > 1,
         )
 
     def _work(self, choice: Choice, length: int, examples: int, together: int) -> Work:

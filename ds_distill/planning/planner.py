@@ -24,8 +24,8 @@ from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_name
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import Compact, Dense
 from ds_distill.recipe.lineage import model_at, steps
+from ds_distill.recipe.phase import TrainingPhase, training_name
 from ds_distill.recipe.phases import Cache, Distil, FineTune, PhaseSettings
-from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.recipe.tasks import TASKS
 
 
@@ -262,7 +262,7 @@ class Planner:
         before = self.recipe.phases[:number]
         reads = phase.model_copy(update={"teachers": "cached"})
         step = steps(_with_phases(self.recipe, [*before, reads]))[number]
-        needs = [entry.needs_of(given) for _, entry, given in phase.parts()]
+        needs = [part.all_needs() for _, part in phase.parts()]
         hidden = {layer for one in needs for layer in one.states}
         if step.fitted_states and any(one.fitted_states for one in needs):
             hidden.add(-1)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.phases.evaluate import START
+from ds_distill.recipe.phases import START
 from ds_distill.records import read_results
 from ds_distill.reporting.results import records_of
 from ds_distill.run.folder import RunFolder, why_no_models

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from ds_distill.recipe import LONE_TASK, Recipe
-from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.recipe.phase import TrainingPhase
 from ds_distill.training.meter import WARM_UP_STEPS
 
 SAMPLE = 5

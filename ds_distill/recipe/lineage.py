@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ds_distill.recipe.phases import PHASES, Cache, Expertise, PhaseSettings
+from ds_distill.recipe.phase import PhaseSettings
+from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.recipe.schema import Recipe
 
 
@@ -80,7 +81,7 @@ class Step:
             phase.vocabulary or starts[0].vocabulary,
             starts[0].expanded + ((self.number,) if phase.vocabulary else ()),
             learnt.union(*(start.seen for start in starts)),
-            PHASES[phase.kind].makes == "student" or goes_on,
+            phase.makes == "student" or goes_on,
         )
 
     # ------------------------------------------------------------------ of the phase's task
@@ -166,7 +167,7 @@ def students(recipe: Recipe) -> list[tuple[int, Model]]:
         (step.number, step.left()[output])
         for step in steps(recipe)
         for output in step.phase.outputs
-        if PHASES[step.phase.kind].makes != "start"
+        if step.phase.makes != "start"
     ]
     own = [(n, model) for n, model in trained if model.distilled or model.origin == "student"]
     return own or trained

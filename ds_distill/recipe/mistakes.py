@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from ds_distill.errors import did_you_mean
-from ds_distill.recipe.registry import KINDS
 from ds_distill.recipe.section import Section
 from ds_distill.recipe.yaml_tree import KeyPath, location_of
 
@@ -65,23 +63,18 @@ def _unknown_key(key: str, section: Any) -> str:
     """What to do about a key that a section does not know."""
     known = section.known_keys()
     nearest = nearest_key(key, section)
-    if section.__name__ == "Phase":
-        return f"unknown phase {key!r}.{did_you_mean(key, known) or ' Known: ' + ', '.join(known)}"
     if key in section.gone:
         return f"unknown key. Take it out: {section.gone[key][1]}"
     if key in section.renamed:
         return f"unknown key. It is called `{nearest}` now"
     if nearest is not None:
         return f"unknown key. Did you mean `{nearest}`?"
-    for kind in KINDS:
-        sections = kind.sections
-        others = [name for name, other in sections.items() if key in other.known_keys()]
-        if others and section in sections.values():
-            [name] = (name for name, own in sections.items() if own is section)
-            return (
-                f"unknown key. The {kind.name} {name} has no `{key}`: leave it out, or choose one "
-                f"that has ({', '.join(others)})"
-            )
+    kind, name, sections = section.siblings()
+    if others := [other for other, its in sections.items() if key in its.known_keys()]:
+        return (
+            f"unknown key. The {kind} {name} has no `{key}`: leave it out, or choose one that has "
+            f"({', '.join(others)})"
+        )
     return f"unknown key. Known here: {', '.join(k for k in sorted(known) if k != 'kind')}"
 
 

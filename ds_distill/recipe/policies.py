@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import field_validator
 
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import Candidate, Needs, PolicyEntry
-from ds_distill.recipe.section import Section
+from ds_distill.recipe.part import Needs, OneOf, Part
 
 Mix = Literal["logits", "probabilities", "losses"]
 
+POLICIES: dict[str, type[Routing]] = {}
 
-class Routing(Section):
-    """What the settings of all policies have."""
+FITTED = Needs(classes=True, expertise=True)
+FITTED_WITH_STATES = Needs(classes=True, expertise=True, fitted_states=True)
+
+GATE_CLASSES = 150
+"""A gate's weights, and the time of its fit, grow with the square of the number of classes."""
+
+BASELINE = "average"
+"""The candidate that the others are compared with."""
+
+PARTIAL_BASELINE = "average, losses"
+"""The same where a teacher knows some of the classes."""
+
+
+class Compared(NamedTuple):
+    """How a policy is compared with others."""
+
+    name: str
+    """The policy's, or `NAME, AND HOW`."""
+    meaning: str
+    """What it takes as the target: half a line."""
+    settings: Mapping[str, Any] = {}
+
+
+class Routing(Part):
+    """What the settings of all policies have. A policy runs a function
+    (`ds_distill.routing.Asked`) -> Target."""
+
+    kind_of_part, key, table = "policy", "policy", POLICIES
+
+    keeps_lone_teacher: ClassVar[bool] = False
+    """Whether with one teacher the target is that teacher's own logits. The router is left out
+    then, and a vocabulary's logits need not be made. False is safe."""
+    takes_partial: ClassVar[Literal["target", "losses"] | None] = None
+    """How it takes teachers that know some of the task's classes. `target`: its target is over all
+    classes even then, because it models whether the class is one of a teacher's. `losses`: with
+    `mix: losses`, where each teacher's loss is over the classes that it knows. None: not, because
+    it would mix probabilities that are over different classes, or compare them."""
+    most_classes: ClassVar[int | None] = None
+    """With more classes it is not fitted: its time would grow with their square. None: with any
+    number."""
+    compared: ClassVar[Sequence[Compared]] = ()
+    """How it is compared before a student is trained. Empty for a policy that looks at labels,
+    which would see the answer."""
 
     policy: str
+
+    def allows_partial(self) -> bool:
+        """Whether with these settings a teacher may know some of the classes."""
+        losses = self.takes_partial == "losses" and getattr(self, "mix", None) == "losses"
+        return losses or self.takes_partial == "target"
 
 
 class Weighted(Routing):
@@ -27,6 +74,15 @@ class Weighted(Routing):
     """What the weights mix. Default: probabilities for calibrated, losses for ca-mkd and
     mt-bert, else logits."""
 
+    def mistakes(self, context: Context) -> Iterator[str]:
+        task = context.task
+        if self.mix == "probabilities" and task.predicts == "number":
+            yield (
+                f"{context.location}.mix=probabilities: with {task.location}.type={task.type} "
+                "teachers predict numbers, and no probabilities. Leave mix out: numbers are mixed "
+                "as logits are."
+            )
+
 
 class Average(Weighted):
     """The mean of all teachers' logits.
@@ -34,12 +90,30 @@ class Average(Weighted):
     With `mix: losses` a teacher may know some of the classes: its loss is over those. The loss then
     says nothing of how likely one teacher's classes are beside those that only others know."""
 
+    runs = "ds_distill.routing.policies:average"
+    keeps_lone_teacher, takes_partial = True, "losses"
+    compared = (
+        Compared(BASELINE, "the mean of all teachers' logits"),
+        Compared(
+            PARTIAL_BASELINE,
+            "each class's mean probability by the teachers that know it",
+            {"mix": "losses"},
+        ),
+    )
+
     policy: Literal["average"] = "average"
 
 
 class Calibrated(Weighted):
     """The mean of the teachers' probabilities, each teacher at the temperature that calibrates it
     on the expertise phase's split."""
+
+    runs, needs = "ds_distill.routing.policies:calibrated", FITTED
+    compared = (
+        Compared(
+            "calibrated", "the mean of their probabilities, each at the temperature that fits it"
+        ),
+    )
 
     policy: Literal["calibrated"] = "calibrated"
 
@@ -57,6 +131,19 @@ class Calibrated(Weighted):
 class ByExpertise(Weighted):
     """The teacher that predicts a class it is the best at."""
 
+    runs, needs = "ds_distill.routing.policies:expertise", FITTED
+    keeps_lone_teacher = True
+    compared = (
+        Compared(
+            "expertise", "the teacher that predicts a class it knows best, else the best of all"
+        ),
+        Compared(
+            "expertise, most-confident",
+            "the same; where that leaves a doubt, the most confident teacher",
+            {"conflict": "most-confident"},
+        ),
+    )
+
     policy: Literal["expertise"] = "expertise"
     conflict: Literal["best-teacher", "best-expert", "most-confident"] = "best-teacher"
     """When several teachers (or none) predict a class they are best at: follow the most accurate
@@ -68,6 +155,14 @@ class LearnedGate(Routing):
     """A small model of all that the teachers predict, fitted by the expertise phase. A teacher may
     know some of the classes: it learns when the class is one of them."""
 
+    runs, needs = "ds_distill.routing.policies:gate", FITTED_WITH_STATES
+    takes_partial, most_classes = "target", GATE_CLASSES
+    compared = (
+        Compared(
+            "gate", "a small model of all they predict, fitted on other examples of the split"
+        ),
+    )
+
     policy: Literal["gate"] = "gate"
 
 
@@ -75,12 +170,20 @@ class Best(Weighted):
     """Always the teacher that is most accurate on the expertise phase's split. All teachers must
     know all classes: what the best one lacks would never be taught."""
 
+    runs, needs = "ds_distill.routing.policies:best", FITTED
+    keeps_lone_teacher = True
+    compared = (Compared("best", "always the teacher that is right most often"),)
+
     policy: Literal["best"] = "best"
 
 
 class Random(Weighted):
     """One teacher per example and epoch, all equally likely. With `mix: losses` it may know some
     of the classes, as with the policy average."""
+
+    runs = "ds_distill.routing.policies:random"
+    keeps_lone_teacher, takes_partial = True, "losses"
+    compared = (Compared("random", "a random teacher for each example"),)
 
     policy: Literal["random"] = "random"
 
@@ -90,11 +193,17 @@ class ByColumn(Weighted):
     where they name none, all alike, as with the policy average. With `mix: losses` a teacher may
     know some of the classes."""
 
+    runs, needs = "ds_distill.routing.policies:column", Needs(teacher_ids=True)
+    keeps_lone_teacher, takes_partial = True, "losses"
+
     policy: Literal["column"] = "column"
 
 
 class Chosen(Routing):
     """What the expertise phase found best on its split."""
+
+    needs = FITTED_WITH_STATES
+    keeps_lone_teacher, takes_partial = True, "target"
 
     policy: Literal["chosen"] = "chosen"
 
@@ -102,160 +211,41 @@ class Chosen(Routing):
 class ConfidenceAware(Weighted):
     """Weights that fall with each teacher's error on the label (CA-MKD)."""
 
+    runs, needs = "ds_distill.routing.policies:ca_mkd", Needs(labels=True, distributions=True)
+    keeps_lone_teacher = True
+
     policy: Literal["ca-mkd"] = "ca-mkd"
 
 
 class MTBert(Weighted):
     """Weights 1 / (1 + cross-entropy with the label), which do not sum to 1 (MT-BERT)."""
 
+    runs, needs = "ds_distill.routing.policies:mt_bert", Needs(labels=True, distributions=True)
+
     policy: Literal["mt-bert"] = "mt-bert"
 
 
-GATE_CLASSES = 150
-"""A gate's weights, and the time of its fit, grow with the square of the number of classes."""
-
-BASELINE = "average"
-"""The candidate that the others are compared with."""
-
-PARTIAL_BASELINE = "average, losses"
-"""The same where a teacher knows some of the classes."""
+Policy = Annotated[Routing, OneOf("policy", "policy", POLICIES)]
 
 
-def _mix_mistakes(settings: Weighted, context: Context) -> Iterator[str]:
-    task = context.task
-    if settings.mix == "probabilities" and task.predicts == "number":
-        yield (
-            f"{context.location}.mix=probabilities: with {task.location}.type={task.type} teachers "
-            "predict numbers, and no probabilities. Leave mix out: numbers are mixed as logits are."
-        )
+@dataclass(frozen=True)
+class Candidate:
+    """A policy with settings under which it is compared before a student is trained."""
 
-
-_FITTED = Needs(classes=True, expertise=True)
-_MODULE = "ds_distill.routing.policies"
-
-POLICIES: dict[str, PolicyEntry] = {
-    entry.name: entry
-    for entry in (
-        PolicyEntry(
-            name="average",
-            settings=Average,
-            implementation=f"{_MODULE}:average",
-            mistakes=_mix_mistakes,
-            keeps_lone_teacher=True,
-            takes_partial="losses",
-            candidates=(
-                Candidate(BASELINE, Average(), "the mean of all teachers' logits"),
-                Candidate(
-                    PARTIAL_BASELINE,
-                    Average(mix="losses"),
-                    "each class's mean probability by the teachers that know it",
-                    for_partial=True,
-                ),
-            ),
-        ),
-        PolicyEntry(
-            name="calibrated",
-            settings=Calibrated,
-            implementation=f"{_MODULE}:calibrated",
-            needs=_FITTED,
-            candidates=(
-                Candidate(
-                    "calibrated",
-                    Calibrated(),
-                    "the mean of their probabilities, each at the temperature that fits it",
-                ),
-            ),
-        ),
-        PolicyEntry(
-            name="expertise",
-            settings=ByExpertise,
-            implementation=f"{_MODULE}:expertise",
-            needs=_FITTED,
-            keeps_lone_teacher=True,
-            candidates=(
-                Candidate(
-                    "expertise",
-                    ByExpertise(),
-                    "the teacher that predicts a class it knows best, else the best of all",
-                ),
-                Candidate(
-                    "expertise, most-confident",
-                    ByExpertise(conflict="most-confident"),
-                    "the same; where that leaves a doubt, the most confident teacher",
-                ),
-            ),
-        ),
-        PolicyEntry(
-            name="gate",
-            settings=LearnedGate,
-            implementation=f"{_MODULE}:gate",
-            needs=Needs(classes=True, expertise=True, fitted_states=True),
-            takes_partial="target",
-            most_classes=GATE_CLASSES,
-            candidates=(
-                Candidate(
-                    "gate",
-                    LearnedGate(),
-                    "a small model of all they predict, fitted on other examples of the split",
-                ),
-            ),
-        ),
-        PolicyEntry(
-            name="best",
-            settings=Best,
-            implementation=f"{_MODULE}:best",
-            needs=_FITTED,
-            keeps_lone_teacher=True,
-            candidates=(Candidate("best", Best(), "always the teacher that is right most often"),),
-        ),
-        PolicyEntry(
-            name="random",
-            settings=Random,
-            implementation=f"{_MODULE}:random",
-            mistakes=_mix_mistakes,
-            keeps_lone_teacher=True,
-            takes_partial="losses",
-            candidates=(Candidate("random", Random(), "a random teacher for each example"),),
-        ),
-        PolicyEntry(
-            name="column",
-            settings=ByColumn,
-            implementation=f"{_MODULE}:column",
-            needs=Needs(teacher_ids=True),
-            mistakes=_mix_mistakes,
-            keeps_lone_teacher=True,
-            takes_partial="losses",
-        ),
-        PolicyEntry(
-            name="chosen",
-            settings=Chosen,
-            implementation=None,
-            needs=Needs(classes=True, expertise=True, fitted_states=True),
-            keeps_lone_teacher=True,
-            takes_partial="target",
-        ),
-        PolicyEntry(
-            name="ca-mkd",
-            settings=ConfidenceAware,
-            implementation=f"{_MODULE}:ca_mkd",
-            needs=Needs(labels=True, distributions=True),
-            keeps_lone_teacher=True,
-        ),
-        PolicyEntry(
-            name="mt-bert",
-            settings=MTBert,
-            implementation=f"{_MODULE}:mt_bert",
-            needs=Needs(labels=True, distributions=True),
-        ),
-    )
-}
+    name: str
+    settings: Routing
+    meaning: str
+    """What it takes as the target: half a line."""
 
 
 def that_take_partial() -> list[str]:
     """The policies that take teachers of some of the classes, as a message names them."""
     how = {"target": "", "losses": " with mix: losses"}
-    entries = [entry for entry in POLICIES.values() if entry.takes_partial is not None]
-    return [f"{entry.name}{how[entry.takes_partial or 'target']}" for entry in entries]
+    return [
+        f"{name}{how[policy.takes_partial]}"
+        for name, policy in POLICIES.items()
+        if policy.takes_partial is not None
+    ]
 
 
 def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Candidate]:
@@ -263,22 +253,23 @@ def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Candidat
 
     partial: whether a teacher knows some of the classes. classes: how many there are.
     """
-    return {
-        candidate.name: candidate
-        for entry in POLICIES.values()
-        if entry.most_classes is None or classes <= entry.most_classes
-        for candidate in entry.candidates
-        if (entry.allows_partial(candidate.settings) if partial else not candidate.for_partial)
+    found = {
+        name: Candidate(name, policy.model_validate(settings), meaning)
+        for policy in POLICIES.values()
+        if policy.most_classes is None or classes <= policy.most_classes
+        for name, meaning, settings in policy.compared
     }
+    if partial:
+        return {name: one for name, one in found.items() if one.settings.allows_partial()}
+    return {name: one for name, one in found.items() if name != PARTIAL_BASELINE}
 
 
 def not_fitted(classes: int) -> dict[str, str]:
     """The policies that are not fitted on so many classes, and why."""
     return {
-        entry.name: f"it is fitted on {entry.most_classes:,} classes at most, and there are "
-        f"{classes:,}"
-        for entry in POLICIES.values()
-        if entry.most_classes is not None and classes > entry.most_classes
+        name: f"it is fitted on {policy.most_classes:,} classes at most, and there are {classes:,}"
+        for name, policy in POLICIES.items()
+        if policy.most_classes is not None and classes > policy.most_classes
     }
 
 

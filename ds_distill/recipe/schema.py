@@ -17,10 +17,11 @@ from pydantic import (
     model_validator,
 )
 
-from ds_distill.recipe.phases import PHASES, Phase
-from ds_distill.recipe.phases.base import PhaseSettings
-from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
-from ds_distill.recipe.tasks import TASKS, Task, TaskSettings
+from ds_distill.recipe.part import Package
+from ds_distill.recipe.phase import PhaseSettings
+from ds_distill.recipe.phases import Phase
+from ds_distill.recipe.section import MAY_CHANGE, Count, Mistake, Name, Section, refused
+from ds_distill.recipe.tasks import Task, TaskSettings
 from ds_distill.recipe.training import Training
 from ds_distill.recipe.yaml_tree import Keys, location_of
 
@@ -52,7 +53,7 @@ class Teacher(Section):
     probabilities of several classes of one label add. A class with null, or not named, is none of
     the task's: it is left out, and the probabilities are over the others. A label without a class
     is one that this teacher does not know."""
-    below_majority: Literal["stop", "warn"] = "stop"
+    below_majority: Annotated[Literal["stop", "warn"], MAY_CHANGE] = "stop"
     """Before a student learns from it, each teacher is scored on `validation`, where that has
     labels. One that is right there less often, beyond chance, than always answering the commonest
     label, and no better by the task's metric, such as a classifier whose classes are in another
@@ -169,6 +170,9 @@ class Recipe(Section):
 
     _as_read: AsRead = PrivateAttr(default_factory=AsRead)
 
+    imports: Annotated[list[Package], Field(alias="import")] = Field(default_factory=list)
+    """Python packages, installed or on PYTHONPATH, with parts that the recipe names
+    (docs/extending.md). Their code runs: name those that you trust."""
     name: Name
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
     description: str = ""
@@ -199,15 +203,15 @@ class Recipe(Section):
     padded. Default: on a GPU, models that compute in bf16 or fp16 and can do without padding do
     (teachers under such a config; evaluation is in fp32); else padded.
     `never` holds on any device, and refuses a model that needs padding."""
-    student_resident: bool = True
+    student_resident: Annotated[bool, MAY_CHANGE] = True
     """With ZeRO stage 3: keep the student whole on each rank while teachers are sharded."""
     models_folder: str | None = None
     """Folder with local copies of hub models: org/name is looked for as FOLDER/org/name
     and FOLDER/name."""
     data_folder: str | None = None
     """Folder with data sets: `data:NAME`, as a path of data, is FOLDER/NAME."""
-    logging: Logging = Logging()
-    timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
+    logging: Annotated[Logging, MAY_CHANGE] = Logging()
+    timeout_minutes: Annotated[float, Field(gt=0), MAY_CHANGE] = 10.0
     """With several ranks: minutes that they wait for one that does not come, or does not go on.
     Then the run ends, and names it. Raise it where one step of the work takes longer."""
 
@@ -234,7 +238,7 @@ class Recipe(Section):
                 names = ", ".join(self.tasks)
                 mistakes.append((at, f"is required, because there are several: {names}"))
             else:
-                self.phases[number] = phase.of_task(TASKS[self.task_of(phase).type])
+                self.phases[number] = phase.of_task(self.task_of(phase))
         if mistakes:
             raise refused(mistakes)
         return self
@@ -326,5 +330,5 @@ class Recipe(Section):
 
     def fitted_splits(self, task: str) -> list[str]:
         """Splits of a task that expertise phases fit on."""
-        fits = (phase for phase in self.phases_of(task) if PHASES[phase.kind].makes == "expertise")
+        fits = (phase for phase in self.phases_of(task) if phase.makes == "expertise")
         return sorted({split for phase in fits for split in phase.learns_from})

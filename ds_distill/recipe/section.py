@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -29,11 +29,14 @@ from pydantic_core import (
     core_schema,
 )
 
+from ds_distill.errors import did_you_mean
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Section")
 
 
 class _OneOrMore:
@@ -71,6 +74,10 @@ Mistake = tuple[tuple[str | int, ...], str]
 """(the key, from the section on; what is wrong with it)."""
 
 
+NOT_A_SECTION = PydanticCustomError("section", "no section")
+"""See `mistakes.TOLD`."""
+
+
 def refused(mistakes: Iterable[Mistake], kind: str = "mistake") -> ValidationError:
     """What a validator raises for mistakes in other places than its own.
 
@@ -81,15 +88,16 @@ def refused(mistakes: Iterable[Mistake], kind: str = "mistake") -> ValidationErr
     return ValidationError.from_exception_data("recipe", details)
 
 
+MAY_CHANGE = "may change on a resume"
+"""Annotates a key that a resumed run may have otherwise than it began with, because it changes no
+result; or of a phase, until that is done, for a student that diverged or memory that ran out."""
+
+
 class Section(BaseModel):
     """A part of a recipe: frozen, and closed to keys it does not know."""
 
-    # Built at first use: a section that holds other parts is made when all parts are known.
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        defer_build=True,
-    )
+    # Built at first use: a command that reads no recipe need not wait.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""
@@ -118,6 +126,16 @@ class Section(BaseModel):
         """Its keys as a recipe has them: a key that is a word of Python has another name here."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
+    @classmethod
+    def siblings(cls) -> tuple[str, str, Mapping[str, type[Section]]]:
+        """Of the settings of a part, its kind, its name and the sections of its kind."""
+        return "", "", {}
+
+    @classmethod
+    def may_change(cls, key: str) -> bool:
+        """See `MAY_CHANGE`."""
+        return key in cls.model_fields and MAY_CHANGE in cls.model_fields[key].metadata
+
     def as_written(self, without: Collection[str] = ()) -> dict[str, Any]:
         """JSON values under the keys that a recipe has."""
         return self.model_dump(mode="json", by_alias=True, exclude=set(without))
@@ -140,7 +158,7 @@ class Section(BaseModel):
         except ValidationError as failure:
             found += failure.errors()
         if found:
-            details = [_with_section(cls, error) for error in found]
+            details = [_again(error, cls) for error in found]
             raise ValidationError.from_exception_data(cls.__name__, details)
         return made
 
@@ -160,9 +178,37 @@ def _attribute_docstrings(section: type) -> dict[str, str]:
     return found
 
 
-def _with_section(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
+def _again(
+    error: ErrorDetails, section: type[Section] | None = None, key: tuple[str, ...] = ()
+) -> InitErrorDetails:
+    """An error, to be raised from a section, or from below a key."""
     context = dict(error.get("ctx", {}))
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" and section is not None:
         context.setdefault("section", section)
     told = PydanticCustomError(error["type"], error["msg"], context)
-    return {"type": told, "loc": error["loc"], "input": error["input"]}
+    return {"type": told, "loc": (*key, *error["loc"]), "input": error["input"]}
+
+
+def unknown(kind: str, name: object, known: Collection[str]) -> str:
+    """What is wrong with the name of a part that there is not."""
+    hint = did_you_mean(str(name), known) or f" Known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}.{hint.rstrip('.')}"
+
+
+def keyed(kind: str, known: Mapping[str, type[S]], given: Any) -> dict[str, S]:
+    """The sections in one that has a key for each part, by name, in the order of `known`; null is
+    none. kind: what an error calls a part."""
+    if not isinstance(given, dict):
+        raise NOT_A_SECTION
+    others = [((str(name),), unknown(kind, name, known)) for name in given if name not in known]
+    found, errors = {}, [_again(error) for error in refused(others, "unknown_part").errors()]
+    for name, section in known.items():
+        if given.get(name) is None:
+            continue
+        try:
+            found[name] = section.model_validate(given[name])
+        except ValidationError as failure:
+            errors += [_again(error, key=(name,)) for error in failure.errors()]
+    if errors:
+        raise ValidationError.from_exception_data("recipe", errors)
+    return found

@@ -4,39 +4,53 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from ds_distill.recipe.entry import SourceEntry
-from ds_distill.recipe.entry_points import load_entry_points
+from ds_distill.recipe.part import Implemented
 
 DOCSTRINGS = "docstrings:"
 """What a path of docstrings begins with."""
 
-SOURCES: dict[str, SourceEntry] = {
-    entry.name: entry
-    for entry in (
-        SourceEntry(
-            name="docstrings",
-            implementation="ds_distill.data.docstring_source:DocstringSource",
-            recognises=lambda path: path.startswith(DOCSTRINGS),
-        ),
-        SourceEntry(
-            name="files",
-            implementation="ds_distill.data.sources:open_files",
-            recognises=lambda path: _is_local(Path(path).expanduser()),
-        ),
-        SourceEntry(name="hub", implementation="ds_distill.data.sources:open_hub"),
-    )
-}
+SOURCES: dict[str, type[DataSource]] = {}
 
 
-def _is_local(path: Path) -> bool:
-    return os.path.isdir(path) or os.path.isfile(path)  # False of a name that no file can have
+class DataSource(Implemented):
+    """Where examples come from. It runs a function (task, cache_folder, progress) ->
+    `ds_distill.data.sources.Source`."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        SOURCES[cls.part_name] = cls
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        """Whether a recipe's `data.path` is of this source."""
+        return False
 
 
-def source_of(path: str) -> SourceEntry:
+class Docstrings(DataSource):
+    part_name, runs = "docstrings", "ds_distill.data.docstring_source:DocstringSource"
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        return path.startswith(DOCSTRINGS)
+
+
+class Files(DataSource):
+    part_name, runs = "files", "ds_distill.data.sources:open_files"
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        file = Path(path).expanduser()
+        return os.path.isdir(file) or os.path.isfile(file)  # False of a name no file can have
+
+
+class Hub(DataSource):
+    """What no other source recognises."""
+
+    part_name, runs = "hub", "ds_distill.data.sources:open_hub"
+
+
+def source_of(path: str) -> type[DataSource]:
     """The source that a recipe's `task.data.path` is of."""
-    load_entry_points()
-    return next(
-        (entry for entry in SOURCES.values() if entry.recognises and entry.recognises(path)),
-        SOURCES["hub"],
-    )
+    return next((source for source in SOURCES.values() if source.recognises(path)), Hub)

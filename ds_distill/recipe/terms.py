@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import Needs, TermEntry
-from ds_distill.recipe.entry_points import load_entry_points
-from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Section, Share
-from ds_distill.recipe.unions import keyed, those_set
+from ds_distill.recipe.part import Needs, Part, json_schema_of
+from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Share, keyed
+
+TERMS: dict[str, type[TermSettings]] = {}
 
 
-class TermSettings(Section):
-    """What the settings of all terms have."""
+class TermSettings(Part):
+    """What the settings of all terms have. It runs a `ds_distill.losses.term.Term`."""
+
+    kind_of_part, key, table = "term", "term", TERMS
+
+    term: ClassVar[str]
+    """Its name in `losses`."""
+    moves_student: ClassVar[bool] = True
+    """Whether it has a gradient for the student. In each step another term must have one, where it
+    has none."""
+    reads_logits: ClassVar[Literal["student", "both", "teachers"] | None] = None
+    """Whose logits of a row it reads, for the plan of a vocabulary's: `both` are the student's and
+    the target's."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the term in the phase's loss."""
@@ -26,6 +37,12 @@ class TermSettings(Section):
     until: Share = 1.0
     """Share of the phase's optimizer steps after which it is active no more. Where no active term
     compares with the teachers, they do not run."""
+
+    @property
+    def logits_in_chunks(self) -> bool:
+        """Of one that reads both, whether with one live teacher a kernel makes the logits piece by
+        piece, so that they are never whole."""
+        return False
 
     def labels_named(self) -> dict[str, list[str]]:
         """By key: labels that must be the task's."""
@@ -56,6 +73,12 @@ class RowTerm(DistillationTerm):
     """Of masked-LM: `masked` tokens, or all `tokens` of a text, special ones too, of live teachers.
     Of other tasks rows are what their labels are of, and the key is left out."""
 
+    def all_needs(self) -> Needs:
+        needs = super().all_needs()
+        if self.rows == "tokens":
+            needs = replace(needs, every_token=True, live_teachers=True)
+        return needs
+
 
 class SoftenedTerm(RowTerm):
     """Settings of a term on softened distributions, softmax(logits / temperature)."""
@@ -75,6 +98,10 @@ class CrossEntropyLoss(TermSettings):
     """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
     masked token, and its label the token itself."""
 
+    term, runs = "cross_entropy", "ds_distill.losses.logits:CrossEntropy"
+    needs = Needs(labels=True, distributions=True)
+    reads_logits = "student"
+
     class_weights: ClassWeights | None = None
     """What the classes count: `balanced`, each class as much as any other however few examples it
     has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
@@ -84,9 +111,20 @@ class CrossEntropyLoss(TermSettings):
         named = self.class_weights
         return {"class_weights": list(named)} if isinstance(named, dict) else {}
 
+    def mistakes(self, context: Context) -> Iterator[str]:
+        task = context.task
+        if self.class_weights is not None and task.predicts not in ("class", "tag"):
+            yield (
+                f"{context.location}.class_weights: weighs examples by their one class, and with "
+                f"{task.location}.type={task.type} they do not have one. Take the key out."
+            )
+
 
 class MSELoss(TermSettings):
     """Squared error between the student's number and the label, on labelled rows."""
+
+    term, runs = "mse", "ds_distill.losses.logits:MSE"
+    needs = Needs(labels=True, numbers=True)
 
 
 class TeacherCrossEntropyLoss(TermSettings):
@@ -94,6 +132,10 @@ class TeacherCrossEntropyLoss(TermSettings):
     teacher loss of the thesis's clinical experiment 3, which does not say how several are put
     together). Teachers are frozen while a student learns: the term has no gradient and moves the
     reported loss alone. It would matter where teachers train along with the student."""
+
+    term, runs = "teacher_cross_entropy", "ds_distill.losses.logits:TeacherCrossEntropy"
+    needs = Needs(labels=True, teachers=1, distributions=True, logits=True)
+    moves_student, reads_logits = False, "teachers"
 
 
 Layers = Annotated[
@@ -110,6 +152,9 @@ class LayeredTerm(DistillationTerm):
     """Which layer of the student with which of the teacher. `last`: the last ones. `uniform`: layer
     m of M with layer m * N / M of the teacher's N. `every`: each with its own number, of models of
     equal depth. Or pairs, {STUDENT: TEACHER}: 1 is the first layer, 0 the embeddings."""
+
+    def all_needs(self) -> Needs:
+        return replace(super().all_needs(), states=tuple(self.cached_layers() or ()))
 
     @model_validator(mode="after")
     def _has_layers(self) -> Self:
@@ -149,20 +194,51 @@ class KLLoss(SoftenedTerm):
     """T^2 * KL(teacher || student) at temperature T, against the routed target; or another
     divergence of the two."""
 
+    term, runs = "kl", "ds_distill.losses.logits:KL"
+    needs = Needs(teachers=1, distributions=True)
+    reads_logits = "both"
+
     divergence: Literal["kl", "reverse_kl", "js", "tv"] = "kl"
     """Of the teacher's distribution p and the student's q. `kl`: KL(p || q). `reverse_kl`:
     KL(q || p). `js`, Jensen-Shannon: (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2. `tv`, total
     variation: sum |p - q| / 2 (the f-divergences of Wen et al. 2023)."""
+
+    @property
+    def logits_in_chunks(self) -> bool:
+        return self.divergence == "kl"
+
+    def all_needs(self) -> Needs:
+        return replace(super().all_needs(), logits=self.divergence != "kl")
 
 
 class LogitMSELoss(RowTerm):
     """Mean squared error between student and routed teacher logits. In a task of numbers the logit
     is the number."""
 
+    term, runs = "logit_mse", "ds_distill.losses.logits:LogitMSE"
+    needs = Needs(teachers=1, logits=True)
+    reads_logits = "both"
+
+    @property
+    def logits_in_chunks(self) -> bool:
+        return True
+
+    def mistakes(self, context: Context) -> Iterator[str]:
+        task = context.task
+        if task.predicts == "span":
+            yield (
+                f"{context.location}: takes a mean over classes, and with "
+                f"{task.location}.type={task.type} these are the tokens of a window, of which each "
+                "row has another number. Take kl."
+            )
+
 
 class HiddenMSELoss(LayeredTerm, RowTerm):
     """Sum over teachers and pairs of layers of MSE(H_t, W H_s) on each row's states; a W for each
     pair, trained (MT-BERT's hidden loss; TinyBERT's, and its loss on embeddings)."""
+
+    term, runs = "hidden_mse", "ds_distill.losses.hidden:HiddenMSE"
+    needs = Needs(teachers=1)
 
     map: bool = True
     """`false`: without W, of states of one width (MobileBERT)."""
@@ -173,9 +249,17 @@ class CosineLoss(LayeredTerm, RowTerm):
     ones), of one teacher; to one of another width a trained map of each pair brings the student's
     (VE-KD). Twice that is Patient KD's loss, the squared distance of normalised states."""
 
+    term, runs = "cosine", "ds_distill.losses.hidden:Cosine"
+    needs = Needs(teachers=1, at_most=1)
+
 
 class AttentionSettings(LayeredTerm):
     """Settings of a term that compares attention, of every token of a text."""
+
+    needs = Needs(teachers=1, at_most=1, every_token=True, live_teachers=True, same_tokens=True)
+
+    def all_needs(self) -> Needs:
+        return self.needs
 
     @model_validator(mode="after")
     def _of_layers_with_attention(self) -> Self:
@@ -188,11 +272,15 @@ class AttentionKLLoss(AttentionSettings):
     """Sum over pairs of layers of KL(A_t || A_s) of each token's attention, the mean over heads, of
     one live teacher (MiniLM, of the last layers; CompactBioBERT; MobileBERT)."""
 
+    term, runs = "attention_kl", "ds_distill.losses.attention:AttentionKL"
+
 
 class RelationKLLoss(AttentionSettings):
     """Sum over pairs of layers of the KL of relations, softmax(X X^T / sqrt(d)) with X queries,
     keys or values, in a number of relation heads, of one live teacher (MiniLMv2; of values
     MiniLM)."""
+
+    term, runs = "relation_kl", "ds_distill.losses.attention:RelationKL"
 
     of: tuple[Literal["queries", "keys", "values"], ...] = ("queries", "keys", "values")
     """Which relations."""
@@ -211,6 +299,8 @@ class AttentionMSELoss(AttentionSettings):
     """Sum over pairs of layers of the squared difference of attention at each token, the mean over
     heads and keys, of one live teacher (TinyBERT)."""
 
+    term, runs = "attention_mse", "ds_distill.losses.attention:AttentionMSE"
+
     of: Literal["scores", "maps"] = "scores"
     """Attention before the softmax (TinyBERT), or behind it (TinyBioBERT)."""
 
@@ -219,6 +309,10 @@ class ConfidencePenaltyLoss(TermSettings):
     """-weight * H(softmax(z_s)), H the entropy: predictions that are too sure cost more (Pereyra et
     al. 2017). Beside cross_entropy; without teachers."""
 
+    term, runs = "confidence_penalty", "ds_distill.losses.logits:ConfidencePenalty"
+    needs = Needs(distributions=True)
+    reads_logits = "student"
+
 
 class ActivationBoundaryLoss(DistillationTerm):
     """Squared distance of each neuron of a row's last state to the margin, on the side of 0 on
@@ -226,128 +320,11 @@ class ActivationBoundaryLoss(DistillationTerm):
     differ, a random map that is not trained brings the teacher's state to the student's width. The
     share of neurons on the other side is logged beside the losses."""
 
+    term, runs = "activation_boundary", "ds_distill.losses.hidden:ActivationBoundary"
+    needs = Needs(teachers=1, at_most=1, states=(-1,))
+
     margin: Annotated[float, Field(gt=0)] = 1.0
     """Distance from 0 from which on a neuron of the student adds no loss."""
-
-
-def _row_needs(settings: RowTerm, needs: Needs) -> Needs:
-    """Of a term on logits: those themselves, where it has another divergence than the codecs'."""
-    if isinstance(settings, KLLoss) and settings.divergence != "kl":
-        needs = replace(needs, logits=True)
-    return _token_needs(needs) if settings.rows == "tokens" else needs
-
-
-def _layer_needs(settings: LayeredTerm, needs: Needs) -> Needs:
-    """Of a term on states."""
-    needs = replace(needs, states=tuple(settings.cached_layers() or ()))
-    every = isinstance(settings, RowTerm) and settings.rows == "tokens"
-    return _token_needs(needs) if every else needs
-
-
-def _token_needs(needs: Needs) -> Needs:
-    return replace(needs, every_token=True, live_teachers=True)
-
-
-def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
-    task = context.task
-    if settings.class_weights is not None and task.predicts not in ("class", "tag"):
-        yield (
-            f"{context.location}.class_weights: weighs examples by their one class, and with "
-            f"{task.location}.type={task.type} they do not have one. Take the key out."
-        )
-
-
-def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
-    task = context.task
-    if task.predicts == "span":
-        yield (
-            f"{context.location}: takes a mean over classes, and with "
-            f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
-            "has another number. Take kl."
-        )
-
-
-TERMS: dict[str, TermEntry] = {
-    entry.name: entry
-    for entry in (
-        TermEntry(
-            name="cross_entropy",
-            settings=CrossEntropyLoss,
-            implementation="ds_distill.losses.logits:CrossEntropy",
-            needs=Needs(labels=True, distributions=True),
-            mistakes=_cross_entropy_mistakes,
-        ),
-        TermEntry(
-            name="mse",
-            settings=MSELoss,
-            implementation="ds_distill.losses.logits:MSE",
-            needs=Needs(labels=True, numbers=True),
-        ),
-        TermEntry(
-            name="teacher_cross_entropy",
-            settings=TeacherCrossEntropyLoss,
-            implementation="ds_distill.losses.logits:TeacherCrossEntropy",
-            needs=Needs(labels=True, teachers=1, distributions=True, logits=True),
-            moves_student=False,
-        ),
-        TermEntry(
-            name="kl",
-            settings=KLLoss,
-            implementation="ds_distill.losses.logits:KL",
-            needs=Needs(teachers=1, distributions=True),
-            needs_by=_row_needs,
-        ),
-        TermEntry(
-            name="logit_mse",
-            settings=LogitMSELoss,
-            implementation="ds_distill.losses.logits:LogitMSE",
-            needs=Needs(teachers=1, logits=True),
-            needs_by=_row_needs,
-            mistakes=_logit_mse_mistakes,
-        ),
-        TermEntry(
-            name="hidden_mse",
-            settings=HiddenMSELoss,
-            implementation="ds_distill.losses.hidden:HiddenMSE",
-            needs=Needs(teachers=1),
-            needs_by=_layer_needs,
-        ),
-        TermEntry(
-            name="cosine",
-            settings=CosineLoss,
-            implementation="ds_distill.losses.hidden:Cosine",
-            needs=Needs(teachers=1, at_most=1),
-            needs_by=_layer_needs,
-        ),
-        *(
-            TermEntry(
-                name=name,
-                settings=settings,
-                implementation=f"ds_distill.losses.attention:{kind}",
-                needs=Needs(
-                    teachers=1, at_most=1, every_token=True, live_teachers=True, same_tokens=True
-                ),
-            )
-            for name, settings, kind in (
-                ("attention_kl", AttentionKLLoss, "AttentionKL"),
-                ("relation_kl", RelationKLLoss, "RelationKL"),
-                ("attention_mse", AttentionMSELoss, "AttentionMSE"),
-            )
-        ),
-        TermEntry(
-            name="confidence_penalty",
-            settings=ConfidencePenaltyLoss,
-            implementation="ds_distill.losses.logits:ConfidencePenalty",
-            needs=Needs(distributions=True),
-        ),
-        TermEntry(
-            name="activation_boundary",
-            settings=ActivationBoundaryLoss,
-            implementation="ds_distill.losses.hidden:ActivationBoundary",
-            needs=Needs(teachers=1, at_most=1, states=(-1,)),
-        ),
-    )
-}
 
 
 class _Losses:
@@ -356,20 +333,26 @@ class _Losses:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        load_entry_points()
-        meaning = "Weighted terms; the phase's loss is their sum."
-        terms = {name: entry.settings for name, entry in TERMS.items()}
-        return core_schema.no_info_after_validator_function(
+        return core_schema.no_info_plain_validator_function(
             _some,
-            handler.generate_schema(keyed("Losses", meaning, terms)),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda losses: {name: term.as_written() for name, term in losses.items()}
             ),
         )
 
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "description": "Weighted terms; the phase's loss is their sum.",
+            "properties": {name: json_schema_of(term, handler) for name, term in TERMS.items()},
+            "additionalProperties": False,
+        }
 
-def _some(losses: Section) -> dict[str, Section]:
-    if found := those_set(losses):
+
+def _some(given: Any) -> dict[str, TermSettings]:
+    if found := keyed("term", TERMS, given):
         return found
     raise ValueError("needs at least one term, e.g. kl: {temperature: 2.0}")
 
@@ -379,6 +362,6 @@ Losses = Annotated[dict[str, TermSettings], _Losses()]
 
 
 def losses_of(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, TermSettings]:
-    """Terms' settings, as a recipe's `losses: {kl: {temperature: 2.0}}` gives them."""
-    made = {name: TERMS[name].settings(**settings) for name, settings in terms.items()}
-    return {name: term for name, term in made.items() if isinstance(term, TermSettings)}
+    """Terms' settings, as a recipe's `losses: {kl: {temperature: 2.0}}` gives them, in that
+    order."""
+    return {name: TERMS[name].model_validate(settings) for name, settings in terms.items()}

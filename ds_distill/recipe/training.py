@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ds_distill.recipe.section import Count, Section, Share
+from ds_distill.recipe.section import MAY_CHANGE, Count, Section, Share
 
 
 class Training(Section):
@@ -34,9 +34,9 @@ class Training(Section):
     those that the patience was lost with."""
     batch_size: Count = 32
     """Examples per optimizer step, all ranks and micro-steps together."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: Annotated[Count | None, MAY_CHANGE] = None
     """Examples per rank and forward pass. Default: batch_size divided by the ranks."""
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    learning_rate: Annotated[float, Field(gt=0), MAY_CHANGE] = 5e-5
     """The highest one, of AdamW."""
     warmup: Share = 0.1
     """Share of all steps in which the learning rate rises linearly; then it falls to 0. Steps that
@@ -50,7 +50,7 @@ class Training(Section):
     trained with 0.98."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Of AdamW: what it adds to the root of that mean."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0), MAY_CHANGE] = 1.0
     """Gradients whose norm is larger are scaled down to it."""
     freeze_embeddings: bool = False
     """Do not train the embeddings of words, positions and types, and their layer norm."""
@@ -62,7 +62,7 @@ class Training(Section):
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: those of the epoch with the best score in the task's metric on
     validation (of several models trained together the best mean), or the last."""
-    save_every: Count | None = None
+    save_every: Annotated[Count | None, MAY_CHANGE] = None
     """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
 
     def inherited(self, own: Mapping[str, Any]) -> dict[str, Any]:

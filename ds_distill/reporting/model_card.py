@@ -70,8 +70,7 @@ def how_to_load(task: TaskSettings, results: dict[str, Any]) -> list[str]:
         model["output"] == results["student"] and model.get("pairs", False)
         for model in trained_models(results)
     )
-    kind = TASKS[task.type]
-    return [f"from transformers import {kind.imports}", "", *kind.usage(task, on_pairs)]
+    return [f"from transformers import {task.imports}", "", *task.usage(on_pairs)]
 
 
 # ----------------------------------------------------------------------------- its figures
@@ -246,13 +245,13 @@ def _paths(task: TaskSettings) -> list[str]:
 def _name_of_data(path: str) -> str:
     if path.startswith(DATA_FOLDER):
         return path.removeprefix(DATA_FOLDER)
-    if source_of(path).name == "files":  # which may have gone by now
+    if source_of(path).part_name == "files":  # which may have gone by now
         return Path(path).expanduser().resolve().name
     return path
 
 
 def _is_hub_data(path: str) -> bool:
-    return not path.startswith(DATA_FOLDER) and source_of(path).name == "hub"
+    return not path.startswith(DATA_FOLDER) and source_of(path).part_name == "hub"
 
 
 def _is_on_hub(reference: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ds_distill.recipe.entry import Makes, Over
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.recipe.metrics.metric import MetricClass, Over
+from ds_distill.recipe.phase import Makes
 from ds_distill.recipe.phases import PHASES
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
@@ -19,7 +19,7 @@ NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"
 
 
 def records_of(results: Mapping[str, Any], makes: Makes) -> list[dict[str, Any]]:
-    """The records of the phases that leave such a thing, in order; see `PhaseEntry.makes`."""
+    """The records of the phases that leave such a thing, in order; see `PhaseSettings.makes`."""
     return [record for record in results["phases"] if PHASES[record["kind"]].makes == makes]
 
 

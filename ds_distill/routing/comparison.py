@@ -23,11 +23,10 @@ from ds_distill.evaluation.scores import build_metric, metric_values
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.keys import numbered_keys
-from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1
 from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
-from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
+from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings, Over
 from ds_distill.recipe.metrics.words import EntityF1
 from ds_distill.recipe.policies import (
     BASELINE,

@@ -15,7 +15,6 @@ import torch
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark
 from ds_distill.recipe.policies import (
-    POLICIES,
     Routing,
     candidates,
 )
@@ -101,14 +100,12 @@ def routing_of_candidate(name: str) -> Routing:
             f"routing.json: no policy is called {name!r}. Known: {', '.join(known)}. Copy the run "
             "again."
         )
-    settings = known[name].settings
-    assert isinstance(settings, Routing)
-    return settings
+    return known[name].settings
 
 
 def routed(seen: Asked, routing: Routing) -> Target:
     """A policy's target."""
-    policy: Policy = POLICIES[routing.policy].load()
+    policy: Policy = routing.load()
     return policy(replace(seen, settings=routing))
 
 

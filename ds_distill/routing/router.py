@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ds_distill.errors import did_you_mean
-from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
 from ds_distill.routing.multi_label import FittedByLabel, by_label, load_fitted
@@ -44,26 +43,25 @@ class Router:
         file.
         """
         routing = _settings(routing)
-        self._entry = POLICIES[routing.policy]
         if isinstance(fitted, str | Path):
             fitted = load_fitted(Path(fitted))
-        if self._entry.needs.expertise and fitted is None:
+        if routing.needs.expertise and fitted is None:
             raise ValueError(
                 f"the policy {routing.policy} reads what an expertise phase has fitted: give its "
                 "run's routing.safetensors as `fitted`"
             )
-        self._policy: Policy = self._entry.load()
+        self._policy: Policy = routing.load()
         self._routing = routing
         self._temperature = temperature
         self._seed = seed
-        self._fitted = fitted if self._entry.needs.expertise else None
+        self._fitted = fitted if routing.needs.expertise else None
         self._device = torch.device("cpu")
         self._checked = False
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers whose states it reads, of every teacher."""
-        needs, fitted = self._entry.needs, self._fitted
+        needs, fitted = self._routing.needs, self._fitted
         reads = needs.fitted_states and fitted is not None and fitted.reads_states
         return (STATES,) if reads else ()
 
@@ -79,17 +77,17 @@ class Router:
         is of other teachers.
         """
         partial = classes_of(teachers)
-        if partial and not self._entry.allows_partial(self._routing):
+        if partial and not self._routing.allows_partial():
             raise ValueError(
                 f"teachers that know some of the classes ({', '.join(partial)}) cannot be routed "
                 f"by {self._routing.policy}: take one of {', '.join(that_take_partial())}"
             )
-        if self._entry.needs.labels and "labelled" not in batch.row_sets:
+        if self._routing.needs.labels and "labelled" not in batch.row_sets:
             raise ValueError(
                 f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
                 "batch was made without labels: give labels, or take another policy"
             )
-        if self._entry.needs.teacher_ids and batch.teacher_ids is None:
+        if self._routing.needs.teacher_ids and batch.teacher_ids is None:
             raise ValueError(
                 f"the policy {self._routing.policy} follows the teacher that the data name, and "
                 "the batch names none: give `teacher_names`, or take another policy"
@@ -139,14 +137,11 @@ def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:
     if isinstance(given, str):
         given = {"policy": given}
     if isinstance(given, Mapping):
-        load_entry_points()
         name = given.get("policy")
         if name not in POLICIES:
             hint = did_you_mean(str(name), POLICIES) or f" Known: {', '.join(POLICIES)}."
             raise ValueError(f"there is no policy {name!r}.{hint}")
-        settings = POLICIES[name].settings.model_validate(dict(given))
-        assert isinstance(settings, Routing)
-        given = settings
+        given = POLICIES[name].model_validate(dict(given))
     if given.policy == "chosen":
         raise ValueError(
             "`chosen` stands for the policy that an expertise phase found best: give the name of "

@@ -22,8 +22,7 @@ from ds_distill.process.failures import clear_failures
 from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import PHASES, PhaseSettings
-from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
@@ -179,7 +178,7 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     run.peak_memory.begin_phase()
     try:
         score_teachers(number, name, run)
-        record = PHASES[phase.kind].load()(phase, number, name, run)
+        record = phase.load()(phase, number, name, run)
     except Exception as error:
         if isinstance(error, UserError) or not is_out_of_memory(error):
             raise
@@ -201,7 +200,6 @@ def _import_parts(recipe: Recipe) -> None:
     """Import the implementations of all parts that a recipe uses, so that one that is not there is
     found before hours of work. Raises UserError."""
     for phase in recipe.phases:
-        parts = (entry for _, entry, _ in phase.parts())
-        for entry in (PHASES[phase.kind], TASKS[recipe.task_of(phase).type], *parts):
-            if entry.implementation is not None:
-                entry.load()
+        for part in (phase, recipe.task_of(phase), *(part for _, part in phase.parts())):
+            if part.runs is not None:
+                part.load()

@@ -8,21 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds_distill.recipe.phases import PHASES
-from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.recipe.schema import Recipe, Teacher
+from ds_distill.recipe.section import Section
+from ds_distill.recipe.training import Training
 from ds_distill.recipe.yaml_tree import one_line
-
-ANY_TIME = {"timeout_minutes", "logging", "student_resident"}
-"""Sections and keys that change no result."""
 
 STAGES = re.compile(r"zero[0-3]_(\w+)")
 """Built-in DeepSpeed configs. Those of one precision differ in the stage, and so in how weights are
 spread over ranks."""
-
-OF_A_PHASE = {"learning_rate", "micro_batch_size", "save_every", "max_grad_norm"}
-"""Of a training phase that is not done: for a student that diverged, or memory that ran out."""
-
-OF_INFERENCE = {"batch_size"}
-"""Of phases that train nothing: they change what fits in memory."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +34,20 @@ class Change:
 
     def is_allowed(self, done: set[int]) -> bool:
         """done: numbers of the phases that have ended, whose settings stay."""
-        if self.key[0] in ANY_TIME:
-            return True
+        section: type[Section] = Recipe
         match self.key:
             case ("deepspeed",):
                 configs = [STAGES.fullmatch(name) for name in (self.was, self.now)]
                 return all(configs) and len({found.group(1) for found in configs if found}) == 1
-            case ("teachers", _, "below_majority"):
-                return True
-            case ("training", name):  # what phases take of it stands in them, too
-                return name in OF_A_PHASE
-            case ("phases", number, kind, name):
-                trains = issubclass(PHASES[kind].settings, TrainingPhase)
-                names = OF_A_PHASE if trains else OF_INFERENCE
-                return int(number) not in done and name in names
-        return False
+            case ("teachers", _, name, *_):
+                section = Teacher
+            case ("training", name, *_):  # what phases take of it stands in them, too
+                section = Training
+            case ("phases", number, kind, name, *_) if int(number) not in done:
+                section = PHASES[kind]
+            case (name, *_):
+                pass
+        return section.may_change(name)
 
 
 def _as_written(value: Any) -> str:

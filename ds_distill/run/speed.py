@@ -20,7 +20,7 @@ from ds_distill.process.activity import mark_phase
 from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at
-from ds_distill.recipe.phases.evaluate import START
+from ds_distill.recipe.phases import START
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.reporting.results import last_evaluations

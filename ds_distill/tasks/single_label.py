@@ -15,7 +15,7 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.classes import Accuracy
-from ds_distill.recipe.tasks.labelled import LabelledTask
+from ds_distill.recipe.tasks import LabelledTask
 from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.kind import Codec
 from ds_distill.tasks.sequence import SequenceKind

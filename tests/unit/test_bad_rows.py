@@ -92,7 +92,7 @@ def test_a_mistake_is_refused_with_its_place(name: str, tmp_path: Path) -> None:
         other = {"path": str(tmp_path / "other"), "split": "dev", **case["other"]}
         data["splits"], split = {"transfer": other}, "transfer"
     given = {"data": data, "labels": case.get("labels", labels)}
-    task = TASKS[kind.split()[0]].settings.model_validate(
+    task = TASKS[kind.split()[0]].model_validate(
         {key: value for key, value in given.items() if value is not None}
     )
     with pytest.raises(UserError) as refusal:

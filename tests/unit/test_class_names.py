@@ -60,7 +60,7 @@ def opened(
         path.mkdir(exist_ok=True)
         data.to_parquet(path / "train.parquet")
     given = {"path": "org/names" if hub else str(path)}
-    task = TASKS[kind].settings.model_validate({"data": given, "labels": labels, **more})
+    task = TASKS[kind].model_validate({"data": given, "labels": labels, **more})
     with pytest.MonkeyPatch.context() as patch:
         found = datasets.DatasetDict({"train": data})
         patch.setattr(datasets, "load_dataset", lambda *_, **__: found)

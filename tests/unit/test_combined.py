@@ -145,7 +145,7 @@ def test_parts_without_labels_are_one_split_whatever_their_files(kind, ours, roo
     ]
     given = {"type": kind, "data": {"path": str(root / "own"), "splits": {"transfer": parts}}}
     given |= {} if kind == "regression" else {"labels": OURS}
-    made = TASKS[kind].settings.model_validate(given)
+    made = TASKS[kind].model_validate(given)
     data = opened(made, root).read("transfer")
     assert data["text"][:] == ["one", "two", "three", "four"]
     assert not has_labels(data)

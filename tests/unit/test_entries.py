@@ -39,8 +39,7 @@ from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.entry import Entry
 from ds_distill.recipe.metrics import METRICS, one_metric
 from ds_distill.recipe.metrics.metric import CountMetric, MetricSettings
-from ds_distill.recipe.phases.distil import Policy
-from ds_distill.recipe.policies import POLICIES, candidates
+from ds_distill.recipe.policies import POLICIES, Policy, candidates
 from ds_distill.recipe.registry import KINDS
 from ds_distill.recipe.sources import SOURCES
 from ds_distill.recipe.tasks import (

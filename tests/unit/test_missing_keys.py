@@ -46,7 +46,7 @@ def opened(
 ) -> Source:
     """given: whether the recipe names the labels."""
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    entry = TASKS[kind.split()[0]].settings
+    entry = TASKS[kind.split()[0]]
     task: dict[str, Any] = {"data": {"path": str(folder), "columns": columns}}
     if given and "labels" in entry.model_fields:
         task["labels"] = LABELS[entry.rows]

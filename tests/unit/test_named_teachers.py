@@ -42,7 +42,7 @@ def written(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> P
 
 def read(folder: Path, kind: str = "single-label", split: str = "train", **data: Any) -> Any:
     settings = {"type": kind, "data": {"path": str(folder), **data}}
-    task = TASKS[kind].settings.model_validate(settings)
+    task = TASKS[kind].model_validate(settings)
     return open_source(task, folder.with_suffix(".cache")).read(split)
 
 

@@ -297,14 +297,14 @@ def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
     for entry in POLICIES.values():
         for settings in ({}, {"mix": "probabilities"}, {"mix": "losses"}):
             try:
-                routing = entry.settings.model_validate(settings)
+                routing = entry.model_validate(settings)
             except ValueError:
                 continue
-            if entry.implementation is None:
+            if entry.runs is None:
                 continue
-            router = Router({"policy": entry.name, **settings}, fitted=fitted)
-            if entry.allows_partial(routing):
-                allowed.append((entry.name, settings.get("mix")))
+            router = Router({"policy": entry.part_name, **settings}, fitted=fitted)
+            if routing.allows_partial():
+                allowed.append((entry.part_name, settings.get("mix")))
                 router(signals, batch_of(60))
                 continue
             with pytest.raises(ValueError, match=r"cannot be routed by .*gate"):

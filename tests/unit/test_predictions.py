@@ -56,7 +56,7 @@ def opened(
     settings: dict[str, Any] = {"type": kind, "data": {"path": str(data), "columns": columns}}
     if kind != "regression":
         settings["labels"] = LABELS
-    task = TASKS[kind].settings.model_validate(settings)
+    task = TASKS[kind].model_validate(settings)
     return open_predictions(file, open_source(task, file.parent / "converted"))
 
 
@@ -200,7 +200,7 @@ def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> 
     written(data / "train.jsonl", [{"label": "yes", **row} for row in rows])
     columns = {"id": "key", **({"text_b": "text_b"} if "text_b" in rows[0] else {})}
     given = {"type": "single-label", "data": {"path": str(data), "columns": columns}}
-    task = TASKS["single-label"].settings.model_validate({**given, "labels": LABELS})
+    task = TASKS["single-label"].model_validate({**given, "labels": LABELS})
     source = open_source(task, folder / "converted")
     return open_predictions(written(folder / "said.jsonl", [*lines]), source, ["train"])
 

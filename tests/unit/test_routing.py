@@ -49,7 +49,7 @@ from ds_distill.types import Batch, Signals
 NAMES = ("ann", "bob", "eve", "zoe")
 NORMALISED = ("average", "best", "random", "column", "expertise", "calibrated", "ca-mkd")
 POLICY_SETTINGS = [
-    *(entry.settings(policy=name) for name, entry in POLICIES.items() if name != "chosen"),
+    *(policy() for name, policy in POLICIES.items() if name != "chosen"),
     *(ByExpertise(conflict=rule) for rule in ("best-teacher", "best-expert", "most-confident")),
 ]
 TEMPERATURES = {"ann": 0.7, "bob": 1.9, "eve": 1.0, "zoe": 3.1, "only": 1.0}
@@ -655,7 +655,7 @@ def test_every_policy_of_the_recipe_exists_and_is_tested():
     tested = {routing.policy for routing in [*ROUTINGS, *TARGETS]}
     assert set(POLICIES) - {"chosen"} == tested
     for entry in POLICIES.values():
-        assert entry.name == "chosen" or callable(entry.load())
+        assert entry.part_name == "chosen" or callable(entry.load())
 
 
 def test_the_target_of_some_rows():
@@ -777,7 +777,7 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
                 NOTHING,
                 make_batch(batch.labels[here], keys[here]),
                 {other: Signals(logits[other][here]) for other in present},
-                settings=entry.settings(),
+                settings=entry(),
                 fitted=replace(fitted, table=table),
                 seed=3,
             )

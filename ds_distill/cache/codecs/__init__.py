@@ -9,7 +9,6 @@ from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.errors import UserError
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.entry_points import load_entry_points
 
 __all__ = [
     "CompactCodec",
@@ -26,8 +25,7 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
     """The codec that a manifest describes. Raises UserError when there is none of that name."""
     given = dict(values)
     name = given.pop("codec", None)
-    load_entry_points()
-    known = [entry.name for entry in CODECS.values() if entry.implementation is not None]
+    known = [known for known, settings in CODECS.items() if settings.runs is not None]
     if name not in known:
         raise UserError(
             f"the cache was built with codec {name!r}; this version has {', '.join(known)}. Remove "

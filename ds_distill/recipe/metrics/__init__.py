@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ds_distill.recipe.entry import Over
-from ds_distill.recipe.metrics import answers, characters, classes, numbers, tokens, words
-from ds_distill.recipe.metrics.metric import METRICS, MetricSettings
-from ds_distill.recipe.unions import OneOf
+# In the order of reports: of the metrics of words accuracy is the last.
+from ds_distill.recipe.metrics import words  # isort: skip
+from ds_distill.recipe.metrics import answers, characters, classes, numbers, tokens  # isort: skip
+from ds_distill.recipe.metrics.metric import METRICS, MetricSettings, Over
+from ds_distill.recipe.part import OneOf
 
-# Words before classes: of their metrics accuracy is the last.
-for _family in (words, classes, characters, answers, tokens, numbers):
-    for _metric in _family.ALL:
-        for _over in _metric.over:
-            METRICS[_over][_metric.name] = _metric
+__all__ = [
+    "METRICS",
+    "answers",
+    "characters",
+    "classes",
+    "numbers",
+    "one_metric",
+    "reported_metrics",
+    "tokens",
+    "words",
+]
 
 
 def one_metric(over: Over) -> OneOf:
     """Annotates a field that holds the settings of one metric over that."""
-    return OneOf(
-        "metric", "name", lambda: {name: metric.Settings for name, metric in METRICS[over].items()}
-    )
+    return OneOf("metric", "name", METRICS[over])
 
 
 def reported_metrics(

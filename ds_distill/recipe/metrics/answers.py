@@ -134,6 +134,3 @@ def first_right(answers: Sequence[str], right: Sequence[str]) -> int | None:
 
 def _plain(text: str) -> str:
     return " ".join(text.lower().split())
-
-
-ALL = (SquadF1, ExactMatch, StrictAccuracy, LenientAccuracy, MRR)

@@ -64,6 +64,3 @@ class SpanF1(Together[Spans]):
 
     def counts(self, predictions: Spans) -> np.ndarray:
         return predictions.span_counts
-
-
-ALL = (CharacterF1, CharacterPrecision, CharacterRecall, SpanF1)

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field
 
 from ds_distill.errors import Mistake
-from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import (
     METRICS,
     CountMetric,
@@ -21,6 +20,7 @@ from ds_distill.recipe.metrics.metric import (
     MeanOfClasses,
     Metric,
     MetricSettings,
+    Over,
     P,
     Together,
     precision,
@@ -353,11 +353,3 @@ def _counts_of(predictions: Indicated, classes: list[int]) -> np.ndarray:
 
 def _all(names: Sequence[str]) -> str:
     return ", ".join(names)
-
-
-ALL = (
-    *(Accuracy, F1, Precision, Recall, AUC),
-    *(MicroF1, MicroPrecision, MicroRecall, MacroF1, MacroPrecision, MacroRecall),
-    *(LabelsMacroF1, LabelsMacroPrecision, LabelsMacroRecall, MacroAUC),
-    ECE,
-)

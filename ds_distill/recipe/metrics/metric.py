@@ -4,6 +4,7 @@ and shown, its options in a recipe, and how it is computed."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
@@ -11,9 +12,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 import numpy as np
 from pydantic import create_model
 
-from ds_distill.errors import Mistake
-from ds_distill.recipe.entry import Over
+from ds_distill.errors import Mistake, UserError
 from ds_distill.recipe.section import Section
+
+Over = Literal["classes", "labels", "words", "characters", "answers", "masked tokens", "numbers"]
+"""What a metric is over: the kind of the task's predictions."""
 
 P = TypeVar("P", bound=Sized)
 """The predictions that a metric reads, such as `ds_distill.evaluation.ClassPredictions`."""
@@ -25,11 +28,26 @@ them level. By accuracy that is a test of fewer than about 300 examples, where t
 a fifth of them."""
 
 
+METRICS: dict[Over, dict[str, MetricClass]] = {over: {} for over in get_args(Over)}
+"""By what they are over and name."""
+
+# Its value stands beside these in records, results and events.
+NAMES = (
+    r"(?!(answer|confusion|event|examples|model|number|per_class|phase|reliability|role|split|"
+    r"step|time|to_baseline|tokens)$)[a-z][a-z0-9_]{0,63}"
+)
+
+
 class MetricSettings(Section):
     """Settings of a metric."""
 
     name: str = ""
     """Each metric's own sets it."""
+
+    @classmethod
+    def siblings(cls) -> tuple[str, str, Mapping[str, type[Section]]]:
+        of_all = {name: one.Settings for ones in METRICS.values() for name, one in ones.items()}
+        return "metric", cls.model_fields["name"].default, of_all
 
 
 class Metric(ABC, Generic[P]):
@@ -57,6 +75,11 @@ class Metric(ABC, Generic[P]):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "name" in vars(cls):
+            if not re.fullmatch(NAMES, cls.name) or any(cls.name in METRICS[o] for o in cls.over):
+                raise UserError(
+                    f"{cls.__module__}.{cls.__name__}: {cls.name!r} is another metric, or another "
+                    "value of records. Choose another name."
+                )
             named: Any = (Literal[cls.name], cls.name)
             cls.Settings = create_model(
                 cls.__name__,
@@ -65,6 +88,8 @@ class Metric(ABC, Generic[P]):
                 __module__=cls.__module__,
                 name=named,
             )
+        for over in cls.over if hasattr(cls, "name") else ():
+            METRICS[over].setdefault(cls.name, cls)
 
     def __init__(self, settings: Any, labels: Sequence[str]) -> None:
         """
@@ -189,10 +214,6 @@ def no_width(interval: Sequence[float]) -> bool:
     another, as of one example or of predictions that are all alike. That is no certainty."""
     low, high = interval
     return high - low < 1e-12
-
-
-METRICS: dict[Over, dict[str, MetricClass]] = {over: {} for over in get_args(Over)}
-"""By what they are over and name: ours, which the families bring, and those of other packages."""
 
 
 class CountMetric(Metric[P]):

@@ -107,6 +107,3 @@ def ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     found = np.empty_like(weights)
     found[:, order] = middle[:, group]
     return found
-
-
-ALL = (Pearson, Spearman, MSE)

@@ -80,6 +80,3 @@ class WordLoss(MeanMetric[Scored]):
     def counts(self, predictions: Scored) -> np.ndarray:
         assert predictions.word_loss is not None and predictions.words is not None
         return stacked(predictions.word_loss, predictions.words)
-
-
-ALL = (Loss, Perplexity, WordLoss)

@@ -85,6 +85,3 @@ class WordF1(MeanOfClasses[Tagged]):
 
     def counts(self, predictions: Tagged) -> np.ndarray:
         return predictions.word_counts().reshape(len(predictions), -1)
-
-
-ALL = (EntityF1, EntityPrecision, EntityRecall, WordF1)

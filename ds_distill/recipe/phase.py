@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.entry import ConfiguredEntry, TaskEntry
-from ds_distill.recipe.section import Name, Section, Several
-from ds_distill.recipe.terms import TERMS, Losses
+from ds_distill.recipe.part import Part
+from ds_distill.recipe.section import Name, Several
+from ds_distill.recipe.tasks import TaskSettings
+from ds_distill.recipe.terms import Losses
 from ds_distill.recipe.training import Training
 
+PHASES: dict[str, type[PhaseSettings]] = {}
 
-class PhaseSettings(Section):
-    """Settings of a phase. What other code asks of a phase it asks here, and not of its kind."""
+Makes = Literal["student", "control", "start", "cache", "expertise", "evaluation"]
+
+
+class PhaseSettings(Part):
+    """Settings of a phase. What other code asks of a phase it asks here, and not of its kind. It
+    runs a function (settings, number, name, run) -> record: JSON values."""
+
+    kind_of_part, key, table = "phase", "kind", PHASES
+
+    makes: ClassVar[Makes | None] = None
+    """What it leaves for later phases and for the report: a `student` learns from teachers, a
+    `control` (or a teacher) from labels, and a `start` from nothing so far; all are `outputs`."""
 
     kind: str
     name: Name | None = None
@@ -22,7 +34,7 @@ class PhaseSettings(Section):
     task: Name | None = None
     """The task that it works on, by its name in `tasks`. Default: the only one."""
 
-    def of_task(self, task: TaskEntry) -> Self:
+    def of_task(self, task: TaskSettings) -> Self:
         """The settings with what is by default otherwise in another kind of task; the recipe says
         of which kind theirs is, once it has been read."""
         return self
@@ -78,8 +90,8 @@ class PhaseSettings(Section):
         """The split whose teacher signals it reads from an earlier cache phase, if it does."""
         return None
 
-    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
-        """(key within the phase, entry, settings) of the parts that it uses, such as its terms."""
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """(key within the phase, settings) of the parts that it uses, such as its terms."""
         yield from ()
 
     def lists(self) -> dict[str, list[str]]:
@@ -109,6 +121,20 @@ class FollowingPhase(PhaseSettings):
     def lists(self) -> dict[str, list[str]]:
         return {**super().lists(), **({} if self.follow is None else {"follow": self.follow})}
 
+    def mistakes(self, context: Context) -> Iterator[str]:
+        """Models to follow that are not there, or cannot teach."""
+        yield from super().mistakes(context)
+        at = f"{context.location}.follow"
+        for name in self.follow or ():
+            if name == "student":
+                yield (
+                    f"{at}: `student` is what is trained here. Save the model that is to teach "
+                    "under a name of its own (save_as), and follow that."
+                )
+            elif name not in context.models:
+                there = ", ".join(sorted(context.models - {"student"})) or "none"
+                yield f"{at}: no model {name!r} before this phase. There are: {there}."
+
 
 class TrainingPhase(Training, PhaseSettings):
     """Settings of a phase that trains models on one split."""
@@ -126,9 +152,9 @@ class TrainingPhase(Training, PhaseSettings):
     def learns_from(self) -> list[str]:
         return [self.split]
 
-    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
-        for name, settings in self.losses.items():
-            yield f"losses.{name}", TERMS[name], settings
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        for name, term in self.losses.items():
+            yield f"losses.{name}", term
 
     def labels_named(self) -> dict[str, list[str]]:
         return {
@@ -137,58 +163,48 @@ class TrainingPhase(Training, PhaseSettings):
             for key, named in settings.labels_named().items()
         }
 
+    def mistakes(self, context: Context) -> Iterator[str]:
+        """Steps without a term, an epoch that could be kept from before a term starts, and patience
+        with weights that are not the best."""
+        yield from self._training_mistakes(context)
+        yield from super().mistakes(context)
+
+    def _training_mistakes(self, context: Context) -> Iterator[str]:
+        location, losses = context.location, self.losses
+        if self.patience is not None and self.keep != "best":
+            yield (
+                f"{location}.patience={self.patience}: training would end after epochs without a "
+                f"better score, and keep={self.keep} keep the last of them. Set "
+                f"{location}.keep=best, or take patience out."
+            )
+        late = {name: term.start for name, term in losses.items() if term.start > 0}
+        if late and self.keep == "best":
+            name = max(late, key=lambda name: late[name])
+            yield (
+                f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
+                f"before the term is active. Set {location}.keep=last."
+            )
+        moving = [term for term in losses.values() if term.moves_student]
+        if not moving:
+            yield (
+                f"{location}.losses: {', '.join(losses)} has no gradient for the student, which "
+                "would learn nothing. Add a term that has one, such as cross_entropy."
+            )
+            return
+        covered = 0.0
+        for start, until in sorted((term.start, term.until) for term in moving):
+            if start > covered:
+                break
+            covered = max(covered, until)
+        if covered < 1:
+            later = (term.start for term in moving if term.start > covered)
+            yield (
+                f"{location}.losses: no term is active from {covered:g} to "
+                f"{min(later, default=1):g} of the phase's steps. Let `from` and `until` of the "
+                "terms meet."
+            )
+
 
 def training_name(outputs: Iterable[str]) -> str:
     """The name of the training of models: of one its own, of several in one engine `A+B`."""
     return "+".join(outputs)
-
-
-def follow_mistakes(settings: FollowingPhase, context: Context) -> Iterator[str]:
-    """Models to follow that are not there, or cannot teach."""
-    at = f"{context.location}.follow"
-    for name in settings.follow or ():
-        if name == "student":
-            yield (
-                f"{at}: `student` is what is trained here. Save the model that is to teach under a "
-                "name of its own (save_as), and follow that."
-            )
-        elif name not in context.models:
-            there = ", ".join(sorted(context.models - {"student"})) or "none"
-            yield f"{at}: no model {name!r} before this phase. There are: {there}."
-
-
-def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:
-    """Steps without a term, an epoch that could be kept from before a term starts, and patience
-    with weights that are not the best."""
-    location, losses = context.location, settings.losses
-    if settings.patience is not None and settings.keep != "best":
-        yield (
-            f"{location}.patience={settings.patience}: training would end after epochs without a "
-            f"better score, and keep={settings.keep} keep the last of them. Set "
-            f"{location}.keep=best, or take patience out."
-        )
-    late = {name: term.start for name, term in losses.items() if term.start > 0}
-    if late and settings.keep == "best":
-        name = max(late, key=lambda name: late[name])
-        yield (
-            f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
-            f"before the term is active. Set {location}.keep=last."
-        )
-    moving = [term for name, term in losses.items() if TERMS[name].moves_student]
-    if not moving:
-        yield (
-            f"{location}.losses: {', '.join(losses)} has no gradient for the student, which would "
-            "learn nothing. Add a term that has one, such as cross_entropy."
-        )
-        return
-    covered = 0.0
-    for start, until in sorted((term.start, term.until) for term in moving):
-        if start > covered:
-            break
-        covered = max(covered, until)
-    if covered < 1:
-        later = (term.start for term in moving if term.start > covered)
-        yield (
-            f"{location}.losses: no term is active from {covered:g} to {min(later, default=1):g} "
-            "of the phase's steps. Let `from` and `until` of the terms meet."
-        )

@@ -1,0 +1,519 @@
+"""The kinds of task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from ds_distill.recipe.data import Columns, Data
+from ds_distill.recipe.metrics import METRICS, one_metric
+from ds_distill.recipe.metrics.answers import SquadF1
+from ds_distill.recipe.metrics.characters import CharacterF1
+from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
+from ds_distill.recipe.metrics.metric import MetricClass, MetricSettings, Over
+from ds_distill.recipe.metrics.numbers import Pearson
+from ds_distill.recipe.metrics.words import EntityF1
+from ds_distill.recipe.part import Needs, OneOf, Part
+from ds_distill.recipe.section import Count, Section
+from ds_distill.recipe.tags import SPAN_TAGS
+
+TASKS: dict[str, type[TaskSettings]] = {}
+"""A recipe's `task.type` -> the kind of task."""
+
+Rows = Literal["text", "words", "question"]
+"""What a row of data is: a text or a pair of them; a list of words; a question about a context."""
+
+Predicts = Literal["class", "labels", "number", "tag", "span", "token", "nothing"]
+"""What models predict: one class of an example; any number of its labels; a number; a tag of each
+word, of a text or of a question's context; start and end of one span of the context, each over the
+tokens of a window; hidden tokens, each as a distribution over the vocabulary, which a cache keeps
+by a codec. Nothing: the data are read without their labels."""
+
+
+COMPARED = Field(
+    description="What models are compared and chosen by: a metric's name, or its settings. "
+    "Evaluations report\nothers too."
+)
+
+
+class TaskSettings(Part):
+    """Settings of a task. What other code asks of a task it asks here or of what it runs, a
+    `ds_distill.tasks.TaskKind`, and not of its kind."""
+
+    kind_of_part, key, table = "task", "type", TASKS
+
+    rows: ClassVar[Rows]
+    """What a row of its data is."""
+
+    predicts: ClassVar[Predicts]
+    """What models predict."""
+
+    over: ClassVar[Over]
+    """What its metrics are over."""
+    heads: ClassVar[tuple[str, ...]]
+    """Endings of the names of transformers' classes that have a head for it, its own first."""
+    noun: ClassVar[str]
+    """What a model with such a head is called."""
+    outputs: ClassVar[int | None] = None
+    """How many outputs the head has, where the task's labels do not say."""
+    problem: ClassVar[str | None] = None
+    """transformers' `problem_type` of a model with such a head, where it has one."""
+    other_problems: ClassVar[Sequence[str]] = ()
+    """Others' whose outputs cannot be read as this task's."""
+    label_term: ClassVar[str] = "cross_entropy"
+    """The term by which a model is fine-tuned on labels where the recipe names none."""
+    checks_model: ClassVar[str | None] = None
+    """`module:name` of a function (reference, config, tokenizer) that raises UserError for a model
+    that cannot have such a head."""
+    pipeline: ClassVar[str]
+    """The pipeline of transformers that a model of it runs in."""
+    imports: ClassVar[str] = "pipeline"
+    """What of transformers `usage` needs."""
+
+    _location: str = PrivateAttr("task")
+
+    def usage(self, pairs: bool) -> list[str]:
+        """Lines of Python that use a student in its folder. pairs: whether its examples are pairs
+        of texts."""
+        raise NotImplementedError
+
+    @property
+    def given_labels(self) -> list[str] | None:
+        """Label names in the order of the class ids; none where neither examples nor words have
+        classes, and None where the data say which."""
+        return None if self.predicts in ("class", "labels", "tag") else []
+
+    def lacks(self, needs: Needs) -> tuple[str, str] | None:
+        """What a part does that such a task has nothing for, and what the task has; None where the
+        part is for such tasks."""
+        if needs.classes and self.given_labels == []:
+            return "works by class", "has no classes"
+        if needs.distributions and self.predicts == "number":
+            return "is of distributions over classes or tokens", "has numbers in their place"
+        if needs.every_token and self.predicts != "token":
+            return "is of every token of a text", "has other rows: what its labels are of"
+        if needs.numbers and self.predicts != "number":
+            return "is of numbers", "has none: models predict distributions"
+        return None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether what is longer than `max_length` is thrown away."""
+        return True
+
+    @property
+    def overlap(self) -> int:
+        """Tokens of a window of a long text that stand in the window before it, too."""
+        return 0
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How a student of it is read, beside `max_length`, where that is not always the same: JSON
+        values that travel with it, under the names of transformers' pipelines where they have
+        them. `columns`: those that hold an example's texts, the first that are in a file."""
+        named = self.data.columns
+        if named == Columns():
+            return {}
+        if self.rows == "question":
+            return {"columns": [[named.question, named.context]]}
+        texts = [[named.text, *filter(None, [named.text_b])]]
+        return {"columns": [[named.tokens], *texts] if self.rows == "words" else texts}
+
+    @property
+    def row_share(self) -> float | None:
+        """The share of an example's tokens that are rows of the loss; None: the example is one."""
+        return None
+
+    @property
+    def variants(self) -> int:
+        """How many different rows of each example a cache holds."""
+        return 1
+
+    def not_cacheable(self) -> str | None:
+        """Why no cache can hold teachers' signals, and what to do; None where one can."""
+        return None
+
+    @property
+    def location(self) -> str:
+        """Where it stands in its recipe, for messages: `task`, or `tasks.NAME`."""
+        return self._location
+
+    def stands_at(self, location: str) -> None:
+        """The recipe says where, once it has been read."""
+        self._location = location
+
+    type: str
+    data: Data
+    """Where the examples come from."""
+    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Longest input in tokens of each model; what is longer is cut."""
+    metric: Annotated[MetricSettings, COMPARED] = Accuracy.Settings()
+
+
+class LabelledTask(TaskSettings):
+    """A task of texts, or pairs of texts, with labels."""
+
+    rows: ClassVar[Rows] = "text"
+    predicts: ClassVar[Predicts] = "class"
+
+    labels: list[str] | None = None
+    """Label names in the order of the class ids. Default: what the data declare
+    (labels.json in the folder, the hub's features), else the sorted names in train."""
+
+    @property
+    def given_labels(self) -> list[str] | None:
+        return self.labels or super().given_labels
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_differ(cls, labels: list[str] | None) -> list[str] | None:
+        if labels is not None:
+            if len(labels) < 2:
+                raise ValueError("needs at least two labels")
+            repeated = {label for label in labels if labels.count(label) > 1}
+            if repeated:
+                raise ValueError(f"label {sorted(repeated)[0]!r} stands twice")
+        return labels
+
+
+class Classifier(LabelledTask):
+    """A task whose models classify a text."""
+
+    heads, noun, pipeline = ("ForSequenceClassification",), "classifier", "text-classification"
+    scores: ClassVar[str] = ""
+    """Which of them the pipeline gives, as its argument."""
+
+    def usage(self, pairs: bool) -> list[str]:
+        call = f"{example_text(pairs)}, {self.scores}truncation=True, max_length={self.max_length}"
+        return ['classify = pipeline("text-classification", model=".")', f"classify({call})"]
+
+
+def example_text(pairs: bool) -> str:
+    """Python for a long text as transformers' pipeline takes it, or for a pair with one."""
+    text = '"a text of any length " * 1000'
+    return f'{{"text": {text}, "text_pair": "the second text"}}' if pairs else text
+
+
+class SingleLabel(Classifier):
+    """Classify texts, or pairs of texts; each has one label."""
+
+    runs, over = "ds_distill.tasks.single_label:SingleLabelKind", "classes"
+    problem, other_problems = "single_label_classification", ("regression",)
+
+    type: Literal["single-label"] = "single-label"
+    metric: Annotated[MetricSettings, one_metric("classes"), COMPARED] = Accuracy.Settings()
+
+
+class MultiLabel(Classifier):
+    """Classify texts, or pairs of texts; each has any number of labels. A row's labels are a list,
+    which may be empty. What a teacher knows is known for each label."""
+
+    predicts = "labels"
+
+    runs, over = "ds_distill.tasks.multi_label:MultiLabelKind", "labels"
+    problem = "multi_label_classification"
+    other_problems = ("single_label_classification", "regression")
+    scores = "top_k=None, "
+
+    type: Literal["multi-label"] = "multi-label"
+    metric: Annotated[MetricSettings, one_metric("labels"), COMPARED] = MicroF1.Settings()
+
+
+class Regression(TaskSettings):
+    """Predict a number of each text, or pair of texts, such as how alike two are. A row's label is
+    a finite number; models have one output, which is the number itself."""
+
+    rows = "text"
+    predicts = "number"
+
+    runs, over = "ds_distill.tasks.regression:RegressionKind", "numbers"
+    heads, noun, pipeline = (
+        ("ForSequenceClassification",),
+        "regression model",
+        "text-classification",
+    )
+    outputs, problem, label_term = 1, "regression", "mse"
+
+    type: Literal["regression"] = "regression"
+    metric: Annotated[MetricSettings, one_metric("numbers"), COMPARED] = Pearson.Settings()
+
+    def usage(self, pairs: bool) -> list[str]:
+        """On a text of any length. The pipeline calls the number a score."""
+        return [
+            'predict = pipeline("text-classification", model=".")',
+            f"predict({example_text(pairs)}, truncation=True, max_length={self.max_length})",
+        ]
+
+
+LETTER_WITHOUT_BLANKS = (
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\x{3006}\x{30FC}\x{FF70}"
+    r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}&&[^\p{M}\p{Nd}]][\p{M}\p{Cf}\x{FF9E}\x{FF9F}]*"
+)
+"""Of the `tokenizers` library: a letter of a script that is written without blanks, with the marks
+that stand on it. Each is a word, because where words end there is for a dictionary to say. The
+characters that are named one by one belong to kana, and Unicode has them as common to several
+scripts. Digits stay together."""
+
+
+class WordTask(TaskSettings):
+    """A task that has a row for each word, and reads what is too long in windows of words."""
+
+    heads, noun, pipeline = ("ForTokenClassification",), "token classifier", "token-classification"
+    checks_model = "ds_distill.models.configuration:check_token_classifier"
+
+    @property
+    def cuts(self) -> bool:
+        return False
+
+    @property
+    def overlap(self) -> int:
+        """Of windows that hold as many words as tokens, which is the most there can be."""
+        return self.max_length // 4
+
+    @property
+    def row_share(self) -> float:
+        """Tokenizers make 1.2 to 1.5 tokens of an English word (measured on the NER sets). Those
+        of a question, which are no rows, are few."""
+        return 0.75
+
+
+class TokenClassification(WordTask, LabelledTask):
+    """Give each word a tag, such as that of the entity it is part of. A row is a list of words and
+    a list of tags; the labels are the tags. A word is read at its first token, so teachers and
+    student meet on words, whatever their tokenizers are. One that has no token in some model's view
+    teaches nothing, and is predicted O in every score. A text too long for `max_length` is read in
+    windows that share a quarter of their words; a word counts where it has most around it."""
+
+    rows: ClassVar[Rows] = "words"
+    predicts: ClassVar[Predicts] = "tag"
+
+    runs, over = "ds_distill.tasks.token_classification:TokenClassificationKind", "words"
+
+    type: Literal["token-classification"] = "token-classification"
+    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Tokens of a window at most, in every model's view; a text that fits is one."""
+    subwords: Literal["first", "all"] = "first"
+    """The tokens of a word that fine-tune phases train on its tag (Rohanian et al. 2022: all).
+    Teachers and student meet at first ones, and predictions and scores are of these, either way."""
+    metric: Annotated[MetricSettings, one_metric("words"), COMPARED] = EntityF1.Settings()
+
+    def usage(self, pairs: bool) -> list[str]:
+        return [
+            'tag = pipeline("token-classification", model=".", aggregation_strategy="first")',
+            f"tag.tokenizer.model_max_length = {self.max_length}  # it reads long texts in windows",
+            f'tag("a text of any length " * 1000, stride={self.overlap})',
+        ]
+
+
+class Untagged(TokenClassification):
+    """The same without reading the tags."""
+
+    predicts = "nothing"
+
+
+class CharacterSpans(WordTask):
+    """Find all that answers a question in its context: any number of spans of its characters, also
+    none. Each word of the context is in an answer or not, and is read at its first token, so
+    teachers and student meet on words, whatever their tokenizers are. A run of words in an answer
+    is a predicted span, and scores are of characters. A context too long for `max_length` is read
+    in windows that share a quarter of their words; a word counts where it has most around it. One
+    that has no token in some model's view teaches nothing, and is in no predicted span."""
+
+    rows = "question"
+    predicts = "tag"
+
+    runs, over = "ds_distill.tasks.character_spans:CharacterSpansKind", "characters"
+    imports = "AutoModelForTokenClassification, AutoTokenizer"
+
+    type: Literal["character-spans"] = "character-spans"
+    max_length: Annotated[int, Field(ge=32, le=4096)] = 384
+    """Tokens of a window at most, the question's included, in every model's view. A question that
+    is longer than half of it is cut."""
+    metric: Annotated[MetricSettings, one_metric("characters"), COMPARED] = CharacterF1.Settings()
+
+    @property
+    def given_labels(self) -> list[str]:
+        """The tags of words, which no recipe chooses."""
+        return list(SPAN_TAGS)
+
+    def usage(self, pairs: bool) -> list[str]:
+        """transformers' pipeline takes one text: the words in answers, by hand."""
+        return [
+            "from tokenizers import Regex, pre_tokenizers",
+            "",
+            f"letter = Regex(r'{LETTER_WITHOUT_BLANKS}')",
+            'alone = pre_tokenizers.Split(letter, "isolated")',
+            "both = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), alone])",
+            "cut = both.pre_tokenize_str",
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            'model = AutoModelForTokenClassification.from_pretrained(".")',
+            'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
+            "words = cut(context)",
+            "windows = tokenizer(",
+            "    [word for word, _ in cut(question)], [word for word, _ in words],",
+            '    is_split_into_words=True, truncation="only_second",',
+            "    return_overflowing_tokens=True,",
+            f"    max_length={self.max_length}, stride={self.overlap}, padding=True,",
+            '    return_tensors="pt",',
+            ")",
+            'del windows["overflow_to_sample_mapping"]',
+            "inside = {}  # by the first token of each word",
+            "tags = model(**windows).logits.argmax(dim=2).tolist()",
+            "for of_tokens, window in zip(tags, windows.encodings):",
+            "    for token, part in enumerate(window.sequence_ids):",
+            "        if part == 1:",
+            "            inside.setdefault(window.word_ids[token], of_tokens[token])",
+            "print([word for number, (word, _) in enumerate(words) if inside.get(number)])",
+        ]
+
+
+class ExtractiveQA(TaskSettings):
+    """Find the answer to a question in its context: a span of its characters. A context too long
+    for `max_length` is read in windows that overlap. A window has two rows, the answer's start and
+    its end, whose classes are the tokens of its context, so all models must have the same
+    tokenizer. The window's first token stands for `no answer in this window`."""
+
+    rows = "question"
+    predicts = "span"
+
+    runs, over = "ds_distill.tasks.extractive_qa:ExtractiveQAKind", "answers"
+    needs = Needs(same_tokens=True)
+    heads, noun = ("ForQuestionAnswering",), "model for extractive questions"
+    checks_model = "ds_distill.models.configuration:check_question_answerer"
+    pipeline = "question-answering"
+    imports = "AutoModelForQuestionAnswering, AutoTokenizer"
+
+    type: Literal["extractive-qa"] = "extractive-qa"
+    max_length: Annotated[int, Field(ge=32, le=4096)] = 384
+    """Tokens of a window at most, the question's included. A question that is longer than half of
+    it is cut."""
+    stride: Count | None = None
+    """So many tokens of a window, at most, are those at the end of the window before it; a third of
+    `max_length` at most, which is the default. A longer answer may be whole in no window."""
+    max_answer_length: Count = 30
+    """Tokens of a predicted answer at most."""
+    metric: Annotated[MetricSettings, one_metric("answers"), COMPARED] = SquadF1.Settings()
+
+    @model_validator(mode="after")
+    def _windows_go_on(self) -> ExtractiveQA:
+        if self.overlap > self.max_length // 3:
+            raise ValueError(
+                f"stride={self.stride} is more than a third of max_length={self.max_length}: set "
+                f"at most {self.max_length // 3}"
+            )
+        return self
+
+    @property
+    def cuts(self) -> bool:
+        return False
+
+    @property
+    def overlap(self) -> int:
+        return self.max_length // 3 if self.stride is None else self.stride
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        own = {"max_answer_len": self.max_answer_length, "doc_stride": self.overlap}
+        return {**super().reading, **own}
+
+    def usage(self, pairs: bool) -> list[str]:
+        """transformers has no pipeline for questions any more: the best span, by hand."""
+        return [
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            'model = AutoModelForQuestionAnswering.from_pretrained(".")',
+            'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
+            "windows = tokenizer(",
+            '    question, context, truncation="only_second", return_overflowing_tokens=True,',
+            f"    max_length={self.max_length}, stride={self.overlap}, padding=True,",
+            '    return_tensors="pt",',
+            ")",
+            'del windows["overflow_to_sample_mapping"]',
+            "logits, best = model(**windows).to_tuple()[:2], (float('-inf'), 0, 0)",
+            "found = [of_side.tolist() for of_side in logits]",
+            "for starts, ends, window in zip(*found, windows.encodings):",
+            "    tokens = [i for i, part in enumerate(window.sequence_ids) if part == 1]",
+            "    for i in tokens:",
+            f"        near = [j for j in tokens if i <= j < i + {self.max_answer_length}]",
+            "        j = max(near, key=lambda j: ends[j])",
+            "        score = starts[i] + ends[j]",
+            "        best = max(best, (score, window.offsets[i][0], window.offsets[j][1]))",
+            "print(context[best[1]:best[2]])",
+        ]
+
+
+class MaskSettings(Section):
+    """Which tokens are masked. A token that a teacher does not know always is, and shown as the
+    mask token (VE-KD)."""
+
+    renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
+
+    rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of the tokens that are masked, special tokens apart."""
+    shown: Literal["bert", "mask"] = "bert"
+    """What the masked ones are shown as. `bert`: 80% as the mask token, 10% as a random token and
+    10% as they are; `mask`: all as the mask token."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """A seed of its own, so that runs with different `seed`s can share a cache."""
+    variants: Count | None = None
+    """How many masked variants of each example there are: epoch e takes number e mod variants. A
+    cache needs it, and stores them all. Default: every epoch has its own."""
+
+
+class MaskedLM(TaskSettings):
+    """Predict the masked tokens of a text. Needs no labels; the cross_entropy term's label is the
+    token that was masked. All models must have the same tokens;
+    rows of embeddings that pad a vocabulary, to a multiple of 64 in ModernBERT, do not count."""
+
+    rows = "text"
+    predicts = "token"
+
+    runs, over = "ds_distill.tasks.masked_lm:MaskedLMKind", "masked tokens"
+    needs = Needs(same_tokens=True)
+    heads, noun, pipeline = ("ForMaskedLM", "BertForPreTraining"), "masked-LM", "fill-mask"
+    checks_model = "ds_distill.models.configuration:check_masked_lm"
+
+    type: Literal["masked-lm"] = "masked-lm"
+    long: Literal["split", "cut"] = "cut"
+    """What becomes of texts longer than `max_length`: `split` makes windows of them, each an
+    example of its own; `cut` throws the rest away."""
+    masking: MaskSettings = MaskSettings()
+    metric: Annotated[MetricSettings, one_metric("masked tokens"), COMPARED] = Accuracy.Settings()
+
+    @property
+    def cuts(self) -> bool:
+        return self.long == "cut"
+
+    @property
+    def row_share(self) -> float:
+        return self.masking.rate
+
+    @property
+    def variants(self) -> int:
+        return self.masking.variants or 1
+
+    def not_cacheable(self) -> str | None:
+        if self.masking.variants is not None:
+            return None
+        return (
+            f"a cache holds a number of mask variants of each example. Set {self.location}.masking."
+            "variants, e.g. to the number of epochs: epoch e takes number e mod variants."
+        )
+
+    def usage(self, pairs: bool) -> list[str]:
+        """On a text longer than the model's maximum. It fills a pair as it fills one text."""
+        options = f'{{"truncation": True, "max_length": {self.max_length}}}'
+        return [
+            'fill = pipeline("fill-mask", model=".")',
+            'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
+            f"fill(text, tokenizer_kwargs={options})",
+        ]
+
+
+def metric_of(task: TaskSettings) -> MetricClass:
+    """The class of a task's metric."""
+    return METRICS[task.over][task.metric.name]
+
+
+Task = Annotated[TaskSettings, OneOf("task", "type", TASKS, default="single-label")]
