@@ -23,8 +23,8 @@ Written by `python docs/reference.py` from the docstrings in `ds_distill`; do no
 [recipes.md](recipes.md) explains how a recipe is read.
 
 **In an editor.** The JSON schema of recipes completes keys and marks mistakes as you type:
-`ds-distill recipes --schema > recipe.schema.json` writes it, with the parts of other packages that
-you have installed. With the YAML extension of VS Code, or another editor that runs
+`ds-distill recipes --schema > recipe.schema.json` writes it, without the parts of other packages.
+With the YAML extension of VS Code, or another editor that runs
 yaml-language-server, make this the first line of a recipe:
 
 ```text
@@ -83,6 +83,8 @@ def sections(schema: Schema) -> Iterator[tuple[str, str, Schema]]:
         if title == "phases":
             for kind, body in value["items"]["anyOf"][0]["properties"].items():
                 yield from named(f"phases: {kind}", choices(body))
+        for name, body in value.get("properties", {}).items():
+            yield from named(f"losses: {name}", choices(body))
         for inner in value.get("patternProperties", {}).values():
             yield from below(f"{title}.NAME", inner)
         yield from named(title, choices(value))
@@ -144,6 +146,8 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
     if value.get("type") == "array":
         sections = value.get("minItems") and "anyOf" in value["items"]
         return "list of sections" if sections else f"list of: {type_of(value['items'], links)}"
+    if "properties" in value:
+        return "TERM: section"
     if "patternProperties" in value or isinstance(value.get("additionalProperties"), dict):
         inner = [*value.get("patternProperties", {}).values(), value.get("additionalProperties")]
         return f"NAME: {type_of(inner[0], links)}"

@@ -17,12 +17,13 @@ from ds_distill.recipe.metrics.metric import (
 from ds_distill.recipe.part import Needs
 from ds_distill.recipe.phase import PhaseSettings, TrainingPhase
 from ds_distill.recipe.policies import Compared, Routing, Weighted
-from ds_distill.recipe.section import Count, Name, Section, Share
+from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, Share
 from ds_distill.recipe.sources import DataSource
 from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import DistillationTerm, SoftenedTerm, TermSettings
 
 __all__ = [
+    "MAY_CHANGE",
     "CodecSettings",
     "Compared",
     "Context",

@@ -186,7 +186,13 @@ def unused(used: list[str]) -> list[str]:
     """The parts, commands and ZeRO stages of ds_distill that are not among those used: `make test`
     holds an example of everything."""
     from ds_distill.cli import app
-    from ds_distill.recipe.registry import KINDS
+    from ds_distill.recipe.codecs import CODECS
+    from ds_distill.recipe.metrics import METRICS
+    from ds_distill.recipe.phases import PHASES
+    from ds_distill.recipe.policies import POLICIES
+    from ds_distill.recipe.sources import SOURCES
+    from ds_distill.recipe.tasks import TASKS
+    from ds_distill.recipe.terms import TERMS
 
     commands = [*app.registered_commands]
     for group in app.registered_groups:
@@ -195,10 +201,10 @@ def unused(used: list[str]) -> list[str]:
     names = {one.name or one.callback.__name__ for one in commands if one.callback is not None}
     every = {
         *(
-            f"{kind.entry.__name__.removesuffix('Entry')} {name}"
-            for kind in KINDS
-            for name, entry in kind.entries.items()
-            if getattr(entry, "implementation", "") is not None  # a name for what others do
+            f"{part.kind_of_part.capitalize()} {name}"
+            for table in (PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS, *METRICS.values())
+            for name, part in table.items()
+            if getattr(part, "runs", "") is not None  # a name for what others do
         ),
         *(f"command {name}" for name in names),
         *(f"stage {stage}" for stage in range(4)),

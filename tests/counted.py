@@ -13,6 +13,7 @@ test is first to ask, and cost little. Not seen: a Python with -I, -E or -S.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import resource
 import sys
@@ -39,8 +40,8 @@ KINDS = {
     },
     "triton.runtime.interpreter": {"GridExecutor.__call__": lambda *_: "#kernels_interpreted"},
     "triton.compiler.compiler": {"compile": lambda *_: "#kernels_compiled"},
-    "ds_distill.recipe.entry": {
-        "Entry.load": lambda entry: f"@{type(entry).__name__.removesuffix('Entry')} {entry.name}"
+    "ds_distill.recipe.part": {
+        "Implemented.load": lambda part: f"@{part.kind_of_part.capitalize()} {part.part_name}"
     },
     "ds_distill.recipe.metrics.metric": {
         "Metric.__init__": lambda metric, *_: f"@Metric {getattr(metric, 'name', 'unnamed')}"
@@ -145,8 +146,11 @@ def _patch(module: ModuleType) -> None:
     for path, says in KINDS[module.__name__].items():
         *way, name = path.split(".")
         owner = functools.reduce(getattr, way, module)
-        function = getattr(owner, name)
-        around = _with_environment(function) if says is None else _counting(function, says)
+        function = inspect.getattr_static(owner, name)
+        if isinstance(function, classmethod):
+            around: Any = classmethod(_counting(function.__func__, says))
+        else:
+            around = _with_environment(function) if says is None else _counting(function, says)
         setattr(owner, name, around)
 
 

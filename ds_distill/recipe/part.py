@@ -13,7 +13,7 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -67,6 +67,8 @@ def imported(reference: str) -> Any:
 class Implemented:
     """What runs when a recipe names it."""
 
+    kind_of_part: ClassVar[str]
+    """As messages call it."""
     part_name: ClassVar[str] = ""
     """As recipes and results call it."""
     runs: ClassVar[str | None] = None
@@ -87,8 +89,6 @@ class Implemented:
 class Part(Section, Implemented):
     """Settings of a part. Its docstring and those of its fields are its documentation."""
 
-    kind_of_part: ClassVar[str]
-    """As messages call it."""
     table: ClassVar[dict[str, Any]]
     """The parts of its kind, by name."""
     key: ClassVar[str]
@@ -156,21 +156,21 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self._read,
+        sections = [_settings(part) for part in self._sections.values()]
+        # The union is for the JSON schema: packages bring other parts later.
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, _: self._read(value),
+            handler.generate_schema(Union[tuple(sections)]),  # noqa: UP007
             serialization=core_schema.plain_serializer_function_ser_schema(Section.as_written),
         )
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        sections = {name: _settings(part) for name, part in self._sections.items()}
-        short = alone(sections)
+        sections = handler(schema)
+        short = alone({name: _settings(part) for name, part in self._sections.items()})
         return {
-            "anyOf": [
-                *(json_schema_of(section, handler) for section in sections.values()),
-                *([{"enum": short}] if short else []),
-            ]
+            "anyOf": [*sections.get("anyOf", [sections]), *([{"enum": short}] if short else [])]
         }
 
     def _read(self, value: Any) -> Section:
@@ -195,10 +195,14 @@ def _settings(part: Any) -> type[Section]:
     return section
 
 
-def json_schema_of(section: type[Section], handler: GetJsonSchemaHandler) -> dict[str, Any]:
-    """Of a section that is looked up when a recipe is read."""
-    section.model_rebuild()
-    return handler(section.__pydantic_core_schema__)
+def a_key_each(sections: Mapping[str, type[Section]], handler: GetCoreSchemaHandler) -> CoreSchema:
+    """A section with a key for each part, for the JSON schema; see `section.keyed`."""
+    fields, bare = {}, alone(sections)
+    for name, section in sections.items():
+        each = handler.generate_schema(section)
+        each = core_schema.nullable_schema(each) if name in bare else each
+        fields[name] = core_schema.typed_dict_field(each, required=False)
+    return core_schema.typed_dict_schema(fields, extra_behavior="forbid")
 
 
 def alone(sections: Mapping[str, type[Section]]) -> list[str]:

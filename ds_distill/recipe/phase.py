@@ -142,6 +142,7 @@ class TrainingPhase(Training, PhaseSettings):
     split: Name = "train"
     """The split that it trains on; its labels are read where something needs them."""
     losses: Losses
+    """Weighted terms, by name; the phase's loss is their sum."""
 
     @property
     def trainings(self) -> list[list[str]]:

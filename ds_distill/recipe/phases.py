@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ds_distill.recipe.codecs import Codec, Compact
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.part import Needs, Part, alone, json_schema_of
+from ds_distill.recipe.part import Needs, Part, a_key_each, alone
 from ds_distill.recipe.phase import (
     PHASES,
     FollowingPhase,
@@ -451,8 +451,9 @@ class _OnePhase:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(
-            _read,
+        return core_schema.with_info_wrap_validator_function(
+            lambda item, _, info: _read(item, info),
+            a_key_each(PHASES, handler),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda phase: {phase.kind: phase.as_written(without=["kind"])}
             ),
@@ -461,11 +462,8 @@ class _OnePhase:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        properties = {kind: json_schema_of(phase, handler) for kind, phase in PHASES.items()}
-        one_key = {"type": "object", "properties": properties, "additionalProperties": False}
-        return {
-            "anyOf": [one_key | {"minProperties": 1, "maxProperties": 1}, {"enum": alone(PHASES)}]
-        }
+        one_key = handler(schema) | {"minProperties": 1, "maxProperties": 1}
+        return {"anyOf": [one_key, {"enum": alone(PHASES)}]}
 
 
 def _read(item: Any, info: ValidationInfo) -> PhaseSettings:

@@ -18,6 +18,8 @@ class DataSource(Implemented):
     """Where examples come from. It runs a function (task, cache_folder, progress) ->
     `ds_distill.data.sources.Source`."""
 
+    kind_of_part = "source"
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         SOURCES[cls.part_name] = cls

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.part import Needs, Part, json_schema_of
+from ds_distill.recipe.part import Needs, Part, a_key_each
 from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Share, keyed
 
 TERMS: dict[str, type[TermSettings]] = {}
@@ -333,22 +333,13 @@ class _Losses:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            _some,
+        return core_schema.no_info_wrap_validator_function(
+            lambda given, _: _some(given),
+            a_key_each(TERMS, handler),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda losses: {name: term.as_written() for name, term in losses.items()}
             ),
         )
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "description": "Weighted terms; the phase's loss is their sum.",
-            "properties": {name: json_schema_of(term, handler) for name, term in TERMS.items()},
-            "additionalProperties": False,
-        }
 
 
 def _some(given: Any) -> dict[str, TermSettings]:

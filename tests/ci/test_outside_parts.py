@@ -44,7 +44,7 @@ def environment(installed: Path, command_environment: dict[str, str]) -> dict[st
 
 
 def recipe_data(toy_settings: dict[str, Any]) -> dict[str, Any]:
-    settings = copy.deepcopy(toy_settings)
+    settings = {"import": ["example_parts"], **copy.deepcopy(toy_settings)}
     distil = {
         "split": "transfer",
         "teachers": "cached",
@@ -65,11 +65,13 @@ def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     data = recipe_data(toy_settings)
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False))
-    # The package is what brings the parts.
-    without = ds_distill("check", "toy.yaml", cwd=tmp_path)
+    # The key `import` is what brings the parts.
+    without = ds_distill("check", "toy.yaml", "import=[]", cwd=tmp_path, env=environment)
     assert without.returncode == 2 and "unknown policy 'confident'" in without.stderr
-    for name in ("losses.reverse_kl: unknown key", "unknown phase 'soup'"):
+    for name in ("unknown term 'reverse_kl'", "unknown phase 'soup'"):
         assert name in without.stderr
+    absent = ds_distill("check", "toy.yaml", cwd=tmp_path)
+    assert absent.returncode == 2 and "import.0: cannot be imported: Module" in absent.stderr
 
     with_it = ds_distill("check", "toy.yaml", cwd=tmp_path, env=environment)
     assert with_it.returncode == 0, with_it.stderr

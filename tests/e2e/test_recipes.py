@@ -20,7 +20,13 @@ from transformers import BertForMaskedLM
 
 from ds_distill import run_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
-from ds_distill.recipe.registry import KINDS
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.policies import POLICIES
+from ds_distill.recipe.sources import SOURCES
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.terms import TERMS
 
 ROWS = {"train": 40, "validation": 60, "test": 24}
 """Rows of a split; a fit of routing wants 20 labelled ones in half of validation."""
@@ -35,7 +41,8 @@ Section = dict[str, Any]
 def parts_of(name: str, small: bool) -> set[tuple[str, str]]:
     """(kind, name) of all parts that a recipe speaks of."""
     words = set(re.findall(r"[\w-]+", dump_recipe(load_recipe(name, small=small))))
-    return {(kind.name, part) for kind in KINDS for part in kind.entries if part in words}
+    tables = (PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS, *METRICS.values())
+    return {(p.kind_of_part, n) for table in tables for n, p in table.items() if n in words}
 
 
 def runs(later: bool) -> Iterator[Any]:

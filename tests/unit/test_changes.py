@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_what_changes_results_may_not(override, key, folder, recipe):
 
 def test_a_phase_of_a_package_that_trains_keeps_its_batches(monkeypatch):
     """Only fine-tune and distil were known to train: another phase's batches could change."""
-    monkeypatch.setitem(PHASES, "own", replace(PHASES["fine-tune"], name="own"))
+    monkeypatch.setitem(PHASES, "own", PHASES["fine-tune"])
     for name, allowed in (("batch_size", False), ("learning_rate", True)):
         change = Change(("phases", "0", "own", name), 16, 8)
         assert change.is_allowed(set()) is allowed

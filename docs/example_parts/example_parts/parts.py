@@ -13,7 +13,7 @@ from ds_distill.losses.term import target_loss
 from ds_distill.routing import Asked, Target
 from ds_distill.routing.policies import mixed
 from ds_distill.run.run import Run
-from example_parts.entries import ReverseKL, Soup
+from example_parts.settings import ReverseKL, Soup
 
 
 class ReverseKLTerm(Term):

@@ -54,6 +54,7 @@ class Metric(ABC, Generic[P]):
     """A number of predictions. N examples, R sets of weights. The docstring of a metric's class is
     its documentation in a recipe."""
 
+    kind_of_part: ClassVar[str] = "metric"
     name: ClassVar[str]
     """As recipes and results call it. A class without one is a base of others."""
     over: ClassVar[tuple[Over, ...]]

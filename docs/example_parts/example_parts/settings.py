@@ -10,17 +10,14 @@ from pydantic import Field
 
 from ds_distill.evaluation import ClassPredictions
 from ds_distill.parts import (
-    Candidate,
+    Compared,
     Context,
     CountMetric,
     Name,
     Needs,
-    PhaseEntry,
     PhaseSettings,
-    PolicyEntry,
     Routing,
     SoftenedTerm,
-    TermEntry,
     ratio,
 )
 
@@ -28,9 +25,17 @@ from ds_distill.parts import (
 class ReverseKL(SoftenedTerm):
     """T^2 * KL(student || teacher): the student leaves out what it cannot model."""
 
+    term, runs = "reverse_kl", "example_parts.parts:ReverseKLTerm"
+    needs = Needs(teachers=1, distributions=True)
+    reads_logits = "both"
+
 
 class Confident(Routing):
     """The mean of the teachers' logits, each weighted by its largest probability to a power."""
+
+    runs, needs = "example_parts.parts:confident", Needs(distributions=True)
+    keeps_lone_teacher = True
+    compared = (Compared("confident", "the mean, weighted by confidence"),)
 
     policy: Literal["confident"] = "confident"
     power: Annotated[float, Field(ge=0)] = 1.0
@@ -55,6 +60,8 @@ class WorstClass(CountMetric[ClassPredictions]):
 class Soup(PhaseSettings):
     """The mean of the weights of several models of one architecture."""
 
+    runs, makes = "example_parts.parts:soup", "student"
+
     kind: Literal["soup"] = "soup"
     models: list[Name]
     save_as: Name = "soup"
@@ -70,35 +77,9 @@ class Soup(PhaseSettings):
     def lists(self) -> dict[str, list[str]]:
         return {"models": self.models}
 
-
-def soup_mistakes(settings: Soup, context: Context) -> Iterator[str]:
-    for model in settings.models:
-        if model not in context.models:
-            known = ", ".join(sorted(context.models))
-            yield f"{context.location}.models: no model {model!r} before this phase, only {known}."
-
-
-ENTRIES = [
-    TermEntry(
-        name="reverse_kl",
-        settings=ReverseKL,
-        implementation="example_parts.parts:ReverseKLTerm",
-        needs=Needs(teachers=1, distributions=True),
-    ),
-    PolicyEntry(
-        name="confident",
-        settings=Confident,
-        implementation="example_parts.parts:confident",
-        needs=Needs(distributions=True),
-        keeps_lone_teacher=True,
-        candidates=(Candidate("confident", Confident(), "the mean, weighted by confidence"),),
-    ),
-    WorstClass,
-    PhaseEntry(
-        name="soup",
-        settings=Soup,
-        implementation="example_parts.parts:soup",
-        mistakes=soup_mistakes,
-        makes="student",
-    ),
-]
+    def mistakes(self, context: Context) -> Iterator[str]:
+        for model in self.models:
+            if model not in context.models:
+                known = ", ".join(sorted(context.models))
+                at = f"{context.location}.models"
+                yield f"{at}: no model {model!r} before this phase, only {known}."
