@@ -3,14 +3,13 @@ is read, and its words are found by the numbers that the tokenizer gives."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ds_distill.data.question_windows import _cuts as cuts
-from ds_distill.data.question_windows import _trimmed as trimmed
 from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.word_tokens import owners, ranges
 from ds_distill.data.words import NO_TOKEN, words_of
@@ -63,7 +62,8 @@ def with_counted(
 ) -> datasets.Dataset:
     """Lists of words, cut where they are too long, and which of their words all views have."""
     counted = [columns(tokenizers, max_length, words)["counted"] for words in examples["words"][:]]
-    return examples.add_column("counted", counted)
+    numbers = list(range(len(examples)))
+    return examples.add_column("counted", counted).add_column("number", numbers)
 
 
 def columns(
@@ -129,35 +129,41 @@ def _windows(
 
 def windows_of_question(
     tokenizer: PreTrainedTokenizerBase, max_length: int, overlap: int, question: str, context: str
-) -> list[tuple[str, str, int]]:
-    """Question, text and its first character of each window, each text by a call of its own."""
+) -> list[tuple[str, str, int]] | None:
+    """Question, text and its first character of each window, each text by a call of its own; None
+    where a word between blanks has no room in one, and is cut."""
 
-    def spans_of(text: str) -> np.ndarray:
+    def spans_of(text: str) -> list[tuple[int, int]]:
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return [(start, end) for start, end in found["offset_mapping"]]
 
     def fits(text: str) -> bool:
         return len(tokenizer(question, text)["input_ids"]) <= max_length
 
     while len(of_question := spans_of(question)) > max_length // 2:
-        until = int(of_question[max_length // 2 - 1, 1])
+        until = of_question[max_length // 2 - 1][1]
         question = question[: min(until, len(question) - 1)]
     if fits(context):
         return [(question, context, 0)]
-    spans = trimmed(context, spans_of(context))
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - len(of_question)
-    begins = cuts(context, spans, room)
+    words = [found.span() for found in re.finditer(r"[^ \t\n\r]+", context)]
+    if not all(fits(context[start:end]) for start, end in words):
+        return None
+    lasts = [max(end - 1, start) for start, end in spans_of(context)]
     found, first, reached = [], 0, 0
-    while first < len(begins) - 1:
-        start = int(spans[begins[first], 0])
-        end = max(first + 1, int(np.sum(begins <= begins[first] + room)) - 1)
-        while not fits(text := context[start : int(spans[begins[end] - 1, 1])]) and end > first + 1:
-            end -= 1
-        if text.strip() and fits(text) and end > reached:
+    while words:
+        start, end = words[first][0], first + 1
+        while end < len(words) and fits(context[start : words[end][1]]):
+            end += 1
+        text = context[start : words[end - 1][1]]
+        if text.strip() and end > reached:
             reached = end
             found.append((question, text, start))
-        if end == len(begins) - 1:
+        if end == len(words):
             break
-        back = int(np.sum(begins < begins[end] - overlap))
-        first = max(first + 1, min(back, end))
-    return found or [(question, "", 0)] * fits("")
+        first += 1
+        while (
+            first < end
+            and sum(words[first - 1][1] <= n < words[end - 1][1] for n in lasts) > overlap
+        ):
+            first += 1
+    return found or [(question, "", 0)]

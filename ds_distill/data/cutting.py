@@ -1,40 +1,57 @@
-"""Examples cut into windows, with the tokens that cutting them has made."""
+"""Tables of examples or their windows, with the tokens that cutting them has made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
-import xxhash
+from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import MARKS
 from ds_distill.data.teacher_column import TEACHER
+from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.files import new_file
-
-_MARK = ":"
-"""In the names of columns of tokens, and in no others."""
+from ds_distill.process.activity import mark
 
 
-def token_columns(fingerprint: str, *, of_words: bool, pairs: bool) -> dict[str, str]:
-    """The columns with a tokenizer's tokens, and the dtype of what their lists hold; they are named
-    as those of `tokenise`'s file, behind the tokenizer's fingerprint."""
-    found = {"input_ids": "int32"}
-    found |= {"token_type_ids": "int8"} if pairs else {}
-    found |= dict.fromkeys(("first_tokens", "token_counts"), "int16") if of_words else {}
-    return {f"{fingerprint}{_MARK}{name}": kind for name, kind in found.items()}
+def token_features(
+    fingerprints: Iterable[str], *, of_words: bool, pairs: bool
+) -> dict[str, datasets.List]:
+    """The columns of a table with some tokenizers' tokens; their names begin with the tokenizer's
+    fingerprint: `input_ids`; for pairs `token_type_ids`, which not every model with these tokens
+    takes; of lists of words `first_tokens`, the position of each word's first token, and
+    `token_counts`, how many it has."""
+    kinds = {"input_ids": "int32"}
+    kinds |= {"token_type_ids": "int8"} if pairs else {}
+    kinds |= dict.fromkeys(("first_tokens", "token_counts"), "int16") if of_words else {}
+    return lists_of({f"{one}:{name}": kinds[name] for one in fingerprints for name in kinds})
 
 
-def column_of(name: str) -> str:
-    """What a column of tokens holds."""
-    return name.split(_MARK)[1]
-
-
-def lists_of(kinds: Mapping[str, str]) -> dict[str, Any]:
+def lists_of(kinds: Mapping[str, str]) -> dict[str, datasets.List]:
     """Features of columns of lists."""
     return {name: datasets.List(datasets.Value(kind)) for name, kind in kinds.items()}
+
+
+KEYS = dict.fromkeys(("key_hi", "key_lo"), datasets.Value("int64"))
+"""Features of content keys."""
+
+
+def with_keys(rows: list[dict[str, Any]], keys: np.ndarray) -> list[dict[str, Any]]:
+    """Rows with their content keys, int64 [N, 2]."""
+    for row, (high, low) in zip(rows, keys.tolist(), strict=True):
+        row.update(key_hi=high, key_lo=low)
+    return rows
+
+
+def by_tokens(
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+) -> dict[str, PreTrainedTokenizerBase]:
+    """By fingerprint, of those with the same tokens one."""
+    return {tokens_fingerprint(tokenizer): tokenizer for tokenizer in tokenizers}
 
 
 def of_whole_example(examples: datasets.Dataset) -> dict[str, datasets.Value]:
@@ -44,52 +61,49 @@ def of_whole_example(examples: datasets.Dataset) -> dict[str, datasets.Value]:
     return {name: datasets.Value(kind) for name, kind in types.items() if name in there}
 
 
-def cut(
+def made_of(
     examples: datasets.Dataset,
-    windows: Callable[[dict[str, list[Any]], list[int]], list[dict[str, Any]]],
+    rows: Callable[[dict[str, list[Any]], Sequence[int]], Sequence[Mapping[str, Any]]],
     features: Mapping[str, Any],
-    state: list[Any],
-    at_once: int,
+    what: str,
+    file: Path | None = None,
 ) -> datasets.Dataset:
-    """A row for each window of each example.
+    """The rows that are made of examples, of batches of them, given as columns, and their numbers:
+    mapped from a file, which appears complete or not at all, or in memory.
 
-    windows: the rows of some examples, given their columns and their numbers.
-    state: all that the rows depend on but the examples, for the fingerprint.
+    features: of the result; what else rows have is left out. what: is done, for those who wait.
     """
+    schema = datasets.Features(features).arrow_schema
 
-    def columns(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        rows = windows(batch, numbers)
-        return {name: [row[name] for row in rows] for name in features}
+    def tables() -> Iterator[pa.Table]:
+        for first in range(0, len(examples), _AT_ONCE):
+            numbers = range(first, min(first + _AT_ONCE, len(examples)))
+            mark(what, done=len(numbers))
+            made = rows(examples[first : numbers.stop], numbers)
+            arrays = [pa.array([row[field.name] for row in made], field.type) for field in schema]
+            yield pa.table(arrays, schema=schema)
 
-    return examples.map(
-        columns,
-        batched=True,
-        with_indices=True,
-        batch_size=at_once,
-        remove_columns=examples.column_names,
-        features=datasets.Features(features),
-        new_fingerprint=xxhash.xxh3_64_hexdigest(str([*state, examples._fingerprint]).encode()),
-    )
-
-
-def without_tokens(prepared: datasets.Dataset) -> datasets.Dataset:
-    """The examples alone."""
-    return prepared.select_columns([name for name in prepared.column_names if _MARK not in name])
+    if file is not None:
+        return _mapped(schema, tables(), file)
+    found = pa.concat_tables([schema.empty_table(), *tables()])
+    return datasets.Dataset(datasets.table.InMemoryTable(found))
 
 
-def write_tokens(prepared: datasets.Dataset, file_of: Callable[[str], Path]) -> None:
-    """Write the tokens as `tokenise` would, a file for each tokenizer's fingerprint."""
-    columns = [name for name in prepared.column_names if _MARK in name]
-    for fingerprint in dict.fromkeys(name.split(_MARK)[0] for name in columns):
-        names = {name: column_of(name) for name in columns if name.startswith(fingerprint)}
-        table = prepared.select_columns(list(names)).rename_columns(names)
-        with (
-            new_file(file_of(fingerprint)) as path,
-            pa.OSFile(str(path), "wb") as sink,
-            pa.ipc.new_stream(sink, table.features.arrow_schema) as writer,
-        ):
-            for batch in table.with_format("arrow").iter(_AT_ONCE):
-                writer.write_table(batch)
+_AT_ONCE = 200
 
 
-_AT_ONCE = 1000
+def saved(examples: datasets.Dataset, file: Path) -> datasets.Dataset:
+    """The examples as they are, mapped from a file as of `made_of`."""
+    tables = examples.with_format("arrow").iter(1000)
+    return _mapped(examples.features.arrow_schema, tables, file)
+
+
+def _mapped(schema: pa.Schema, tables: Iterable[pa.Table], file: Path) -> datasets.Dataset:
+    with (
+        new_file(file) as path,
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, schema) as writer,
+    ):
+        for table in tables:
+            writer.write_table(table)
+    return datasets.Dataset.from_file(str(file))

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.columns import as_numpy
-from ds_distill.data.cutting import column_of, cut, lists_of, of_whole_example, token_columns
-from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.data.cutting import (
+    KEYS,
+    lists_of,
+    made_of,
+    of_whole_example,
+    token_features,
+    with_keys,
+)
+from ds_distill.data.tokenizer import tokens_fingerprint
+from ds_distill.data.word_tokens import TextCutter, TextTokens, Views
 from ds_distill.keys import content_keys
-from ds_distill.process.activity import mark
-
-VERSION = 4
-"""Part of the fingerprint: raise it when the same contexts give other windows."""
 
 NO_ANSWER = 0
 """The class of the first token, which stands for `no answer in this window`. Those from 1 on are
 the tokens of the context."""
-
-_AT_ONCE = 200
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class Windows:
 
 _FEATURES = {
     **{name: datasets.Value("string") for name in ("text", "text_b")},
-    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", "question", "at")},
+    **{name: datasets.Value("int64") for name in ("question", "at")},
     **{name: datasets.Value("int16") for name in ("first", "tokens")},
     **lists_of({"label": "int16", "begins": "int32", "ends": "int32", "answers": "string"}),
+    **KEYS,
 }
 
 
@@ -85,212 +88,112 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     overlap: int,
+    file: Path | None = None,
 ) -> datasets.Dataset:
-    """Each question with each window of its context: at most `max_length` tokens together.
+    """Each question with each window of its context: at most `max_length` tokens together, of which
+    a question has no more than half.
 
     examples: columns as of `questions.EXAMPLES`, and marks.
-    overlap: tokens that windows share, at most.
+    overlap: tokens that windows share, at most. file: where it is written.
 
     The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the
     first and last token of the first right answer that the window holds whole, NO_ANSWER where it
     holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
     character in the context; `first` and `tokens`: position of the context's first token, and how
     many it has; `begins` and `ends`: the characters of each, in the window; `answers`: all right
-    answers to the question; and the tokens of the pair, see `cutting`.
+    answers to the question; and the tokens of the pair, see `token_features`.
     """
-    cutter = _Cutter(tokenizer, max_length, overlap)
-    fingerprint = tokens_fingerprint(tokenizer)
-    tokens = token_columns(fingerprint, of_words=False, pairs=True)
-
+    views = Views(tokenizer, max_length, pairs=True)
+    cutter, fingerprint = TextCutter([tokenizer]), tokens_fingerprint(tokenizer)
     of_whole = of_whole_example(examples)
 
-    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> list[dict[str, Any]]:
-        mark("cuts contexts into windows", done=len(numbers))
-        found = cutter.windows(batch["text"], batch["text_b"])
-        rows = []
-        for at, of_question in enumerate(found):
-            answers = batch["answers"][at]
-            for window in of_question:
-                rows.append(
-                    {
-                        "text": window.question,
-                        "text_b": window.text,
-                        "label": [-1, -1] if answers is None else window.label(answers),
-                        **{name: batch[name][at] for name in of_whole},
-                        "question": numbers[at],
-                        "at": window.at,
-                        "first": window.first,
-                        "tokens": len(window.spans),
-                        "begins": window.spans[:, 0],
-                        "ends": window.spans[:, 1],
-                        "answers": None if answers is None else [a["text"] for a in answers],
-                        **{name: window.encoded[column_of(name)] for name in tokens},
-                    }
-                )
-        keys = content_keys([row["text"] for row in rows], [row["text_b"] for row in rows])
-        for row, (high, low) in zip(rows, keys, strict=True):
-            row.update(key_hi=high, key_lo=low)
-        return rows
-
-    state = [VERSION, max_length, overlap, tokenizer_fingerprint(tokenizer)]
-    return cut(examples, windows, {**_FEATURES, **of_whole, **lists_of(tokens)}, state, _AT_ONCE)
-
-
-@dataclass(frozen=True)
-class _Window:
-    question: str
-    text: str
-    at: int
-    first: int
-    spans: np.ndarray
-    """int64 [tokens, 2]: first character and end of each token of the context, in the window."""
-
-    encoded: dict[str, list[int]]
-    """Its tokens: `input_ids` and `token_type_ids`."""
-
-    def label(self, answers: list[dict[str, Any]]) -> list[int]:
-        """The classes of the first and last token of the first answer that it holds whole."""
-        for answer in answers:
-            start = answer["start"] - self.at
-            end = start + len(answer["text"])
-            if start < 0 or end > len(self.text):
-                continue
-            first, last = self.spans.T
-            here = np.flatnonzero((last > start) & (first < end) & (first < last))
-            if len(here):  # a tokenizer may drop all of an answer's characters
-                return [1 + int(here[0]), 1 + int(here[-1])]
-        return [NO_ANSWER, NO_ANSWER]
-
-
-class _Cutter:
-    """Cuts contexts into windows. Cuts are at white space, else between tokens; each window is
-    tokenised as it will be, because a text that is cut may have other tokens."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, overlap: int) -> None:
-        self._tokenizer, self._max_length, self._overlap = tokenizer, max_length, overlap
-        self._special = tokenizer.num_special_tokens_to_add(pair=True)
-
-    def windows(
-        self, questions: Sequence[str], contexts: Sequence[str]
-    ) -> Iterator[Iterator[_Window]]:
-        """The windows of each context, one or more, with the question as far as it is read."""
-        encoded = self._encode(questions, contexts)
-        for number, (question, context) in enumerate(zip(questions, contexts, strict=True)):
-            whole = _window(question, context, 0, encoded, number)
-            length = encoded.sequence_ids(number).count(0)
-            tokens = len(whole.encoded["input_ids"])
-            if tokens <= self._max_length and length <= self._max_length // 2:
-                yield iter([whole])
-            else:
-                yield self._cut(whole, length)
-
-    def _cut(self, uncut: _Window, length: int) -> Iterator[_Window]:
-        """length: tokens of the question."""
-        question, context, spans = uncut.question, uncut.text, uncut.spans
-        if length > self._max_length // 2:
-            question, length = self._question(question)
-            if (whole := self._window(question, context, 0)) is not None:
-                yield whole
-                return
-        room = self._max_length - self._special - length
-        begins = _cuts(context, spans, room)
-        first, reached = 0, 0  # numbers of cuts: where a window begins, where the last one ends
-        while first < len(begins) - 1:
-            end = int(np.searchsorted(begins, begins[first] + room, side="right")) - 1
-            end = max(end, first + 1)
-            window = self._between(question, spans, context, begins[first], begins[end])
-            while window is None and end > first + 1:
-                end -= 1
-                window = self._between(question, spans, context, begins[first], begins[end])
-            # What is between two cuts alone may be too long for a window: none has it. It may also
-            # be white space, of which some tokenizers make tokens.
-            if window is not None and window.text.strip() and end > reached:
-                reached = end
-                yield window
-            if end == len(begins) - 1:
-                break
-            back = int(np.searchsorted(begins, begins[end] - self._overlap, side="left"))
-            first = max(first + 1, min(back, end))
-        if not reached and (nothing := self._window(question, "", 0)) is not None:
-            yield nothing
-
-    def _question(self, question: str) -> tuple[str, int]:
-        """As much of a question as half of `max_length` holds, and its tokens."""
-        while True:
-            spans = self._spans(question)
-            if len(spans) <= self._max_length // 2:
-                return question, len(spans)
-            until = int(spans[self._max_length // 2 - 1, 1])
+    def asked(question: str, tokens: TextTokens) -> tuple[str, TextTokens]:
+        """As much of a question as is read."""
+        while len(tokens.ids) > max_length // 2:
+            until = int(tokens.spans[max_length // 2 - 1, 1])
             question = question[: min(until, len(question) - 1)]
+            [[tokens]] = cutter.tokens([question])
+        return question, tokens
 
-    def _spans(self, text: str) -> np.ndarray:
-        """First character and end of each token, without special tokens: int64 [tokens, 2]."""
-        encoded = self._tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        return np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+    def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
+        rows = []
+        both = zip(cutter.tokens(batch["text"]), cutter.tokens(batch["text_b"]), strict=True)
+        for at, ([of_question], of_context) in enumerate(both):
+            question, of_question = asked(batch["text"][at], of_question)
+            answers = batch["answers"][at]
+            whole = {
+                **{name: batch[name][at] for name in of_whole},
+                "question": numbers[at],
+                "text": question,
+                "answers": None if answers is None else [answer["text"] for answer in answers],
+            }
+            rooms = [views.room - len(of_question.ids)]
+            found = cutter.windows(batch["text_b"][at], of_context, rooms, overlap)
+            for start, text, tokens in _new(batch["text_b"][at], found):
+                read, first, kept = views.view(tokens.ids, of_question.ids)
+                spans = _trimmed(text, tokens.spans[kept])
+                row = {
+                    "text_b": text,
+                    "at": start,
+                    "first": first,
+                    "tokens": len(spans),
+                    "begins": spans[:, 0],
+                    "ends": spans[:, 1],
+                    "label": _label(start, text, spans, answers),
+                }
+                row |= {f"{fingerprint}:{name}": values for name, values in read.items()}
+                rows.append({**whole, **row})
+        texts = ([row[name] for row in rows] for name in ("text", "text_b"))
+        return with_keys(rows, content_keys(*texts))
 
-    def _between(
-        self, question: str, spans: np.ndarray, context: str, first: int, end: int
-    ) -> _Window | None:
-        """The window from a token of the context up to another."""
-        start = int(spans[first, 0])
-        return self._window(question, context[start : int(spans[end - 1, 1])], start)
-
-    def _window(self, question: str, text: str, start: int) -> _Window | None:
-        """The window with a text that stands from a character of the context on; None where it is
-        too long."""
-        encoded = self._encode([question], [text])
-        if len(encoded["input_ids"][0]) > self._max_length:
-            return None
-        return _window(question, text, start, encoded, 0)
-
-    def _encode(self, questions: Sequence[str], texts: Sequence[str]) -> BatchEncoding:
-        return self._tokenizer(
-            list(questions),
-            list(texts),
-            return_offsets_mapping=True,
-            return_token_type_ids=True,
-            verbose=False,
-        )
+    tokens = token_features([fingerprint], of_words=False, pairs=True)
+    features = {**_FEATURES, **of_whole, **tokens}
+    return made_of(examples, windows, features, "cuts contexts into windows", file)
 
 
-def _window(question: str, text: str, start: int, encoded: BatchEncoding, number: int) -> _Window:
-    """The window that is tokenised as `number` of some."""
-    here = [at for at, part in enumerate(encoded.sequence_ids(number)) if part == 1]
-    tokens = {name: encoded[name][number] for name in ("input_ids", "token_type_ids")}
-    spans = np.array(encoded["offset_mapping"][number], dtype=np.int64).reshape(-1, 2)[here]
-    first = here[0] if here else len(tokens["input_ids"]) - 1
-    return _Window(question, text, start, first, _trimmed(text, spans), tokens)
+def _new(
+    context: str, windows: Iterator[tuple[int, int, list[TextTokens]]]
+) -> Iterator[tuple[int, str, TextTokens]]:
+    """The windows of a context that hold more than those before them: first character, text and
+    tokens; one of no text, where there is none."""
+    reached, text = 0, ""
+    for start, end, [tokens] in windows:
+        text = context[start:end]
+        # Some tokenizers make tokens of white space.
+        if (end > reached and text.strip()) or (start, end) == (0, len(context)):
+            reached = max(1, end)
+            yield start, text, tokens
+    if not reached:
+        yield 0, "", TextTokens(tokens.ids[:0], tokens.spans[:0])
+
+
+def _label(
+    at: int, text: str, spans: np.ndarray, answers: list[dict[str, Any]] | None
+) -> list[int]:
+    """The classes of the first and last token of the first answer that a window holds whole.
+
+    at: the window's first character. spans: of its tokens; see `prepare`.
+    """
+    if answers is None:
+        return [-1, -1]
+    for answer in answers:
+        start = answer["start"] - at
+        end = start + len(answer["text"])
+        if start < 0 or end > len(text):
+            continue
+        first, last = spans.T
+        here = np.flatnonzero((last > start) & (first < end) & (first < last))
+        if len(here):  # a tokenizer may drop all of an answer's characters
+            return [1 + int(here[0]), 1 + int(here[-1])]
+    return [NO_ANSWER, NO_ANSWER]
 
 
 def _trimmed(text: str, spans: np.ndarray) -> np.ndarray:
     """Tokens without the white space that some tokenizers count to them."""
-    found = spans.copy()
-    for number, (start, end) in enumerate(spans.tolist()):
-        piece = text[start:end]
-        if piece[:1].isspace() or piece[-1:].isspace():
-            stripped = piece.strip()
-            start = start + len(piece) - len(piece.lstrip()) if stripped else end
-            found[number] = start, start + len(stripped)
-    return found
-
-
-def _cuts(context: str, spans: np.ndarray, room: int) -> np.ndarray:
-    """Numbers of the tokens before which a context may be cut, and the number of tokens: int64 [C].
-
-    room: the tokens of a window; between cuts at white space there may be more, and then it is cut
-        before any token that shares no character with the one before it.
-    """
-    between = spans[1:, 0] >= spans[:-1, 1]
-    blank = np.array(
-        [any(map(str.isspace, context[end:start])) for (_, end), (start, _) in pairwise(spans)],
-        dtype=bool,
-    )
-    words = np.concatenate([[0], 1 + np.flatnonzero(between & blank), [len(spans)]])
-    found = [0]
-    for start, end in pairwise(words.tolist()):
-        if end - start > room:
-            found += (1 + start + np.flatnonzero(between[start : end - 1])).tolist()
-        found.append(end)
-    return np.array(found, dtype=np.int64)
+    black = np.array([at for at, letter in enumerate(text) if not letter.isspace()], dtype=np.int64)
+    first, after = np.searchsorted(black, spans[:, 0]), np.searchsorted(black, spans[:, 1])
+    if not len(black):
+        return spans[:, [1, 1]]
+    begins = np.where(first < after, black[first.clip(max=len(black) - 1)], spans[:, 1])
+    ends = np.where(first < after, black[after - 1] + 1, spans[:, 1])
+    return np.stack([begins, ends], axis=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,95 +14,64 @@ import pyarrow.compute as pc
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.word_tokens import WordTokens, WordViews
-from ds_distill.files import publish_file
-from ds_distill.process.activity import mark
+from ds_distill.data.cutting import made_of, token_features
+from ds_distill.data.tokenizer import tokens_fingerprint
+from ds_distill.data.word_tokens import Views, WordTokens
 from ds_distill.views import PaddedView
 
 
 def tokenise(
     examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, file: Path
 ) -> None:
-    """Write the token ids of each example, with special tokens, truncated to `max_length`.
-
-    The Arrow file `file` appears complete or not at all. It has `input_ids` (list of int32)
-    and, for pairs, `token_type_ids` (list of int8), which not every model with these tokens takes;
-    of lists of words `first_tokens` (list of int16), the position of each word's first token, and
-    `token_counts` (list of int16), how many it has.
-    """
+    """Write the token ids of each example, with special tokens, truncated to `max_length`: the
+    columns of `token_features`, to a file that appears complete or not at all."""
     of_words = "words" in examples.column_names
-    pairs = ("question" if of_words else "text_b") in examples.column_names
-    features = {"input_ids": datasets.List(datasets.Value("int32"))}
-    if pairs:
-        features["token_type_ids"] = datasets.List(datasets.Value("int8"))
-    if of_words:
-        names = ("first_tokens", "token_counts")
-        features |= dict.fromkeys(names, datasets.List(datasets.Value("int16")))
-        return _write(examples, partial(_of_words, tokenizer, max_length, features), features, file)
+    second = "question" if of_words else "text_b"
+    pairs = second in examples.column_names
+    fingerprint = tokens_fingerprint(tokenizer)
+    views = Views(tokenizer, max_length, pairs=pairs)
 
-    def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
-        mark("tokenises", done=len(rows["text"]))
+    def read(batch: dict[str, list[Any]]) -> Iterable[Mapping[str, Any]]:
+        if of_words:
+            words = WordTokens.of_lists(tokenizer, batch["words"])
+            asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else [None] * len(words)
+            return map(views.of_words, words, asked)
         encoded = tokenizer(
-            rows["text"],
-            rows["text_b"] if pairs else None,
+            batch["text"],
+            batch["text_b"] if pairs else None,
             truncation=True,
             max_length=max_length,
             return_attention_mask=False,
             return_token_type_ids=pairs,
         )
-        return {name: encoded[name] for name in features}
+        return [
+            dict(zip(encoded, values, strict=True))
+            for values in zip(*encoded.values(), strict=True)
+        ]
 
-    _write(examples, encode, features, file)
+    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {f"{fingerprint}:{name}": values for name, values in row.items()} for row in read(batch)
+        ]
 
-
-def _of_words(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    names: Collection[str],
-    rows: dict[str, list[list[str]]],
-) -> dict[str, Any]:
-    mark("tokenises", done=len(rows["words"]))
-    words = WordTokens.of_lists(tokenizer, rows["words"])
-    asked: list[WordTokens | None] = [None] * len(words)
-    if "question" in rows:
-        asked = [*WordTokens.of_lists(tokenizer, rows["question"])]
-    views = WordViews(tokenizer, max_length, pairs="question" in rows)
-    found = [views.view(*of_one) for of_one in zip(words, asked, strict=True)]
-    return {name: [getattr(view, name) for view in found] for name in names}
-
-
-def _write(
-    examples: datasets.Dataset,
-    encode: Callable[[dict[str, list[Any]]], dict[str, Any]],
-    features: dict[str, Any],
-    file: Path,
-) -> None:
-    """Write what `encode` makes of batches of examples."""
-    # In its own folder, because `datasets` puts temporary files beside the one it writes.
-    temporary = file.with_name(f".{file.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        examples.map(
-            encode,
-            batched=True,
-            remove_columns=examples.column_names,
-            features=datasets.Features(features),
-            cache_file_name=str(temporary / file.name),
-            load_from_cache_file=False,
-            new_fingerprint=file.stem,  # else it pickles the tokenizer for one: a second each
-        )
-        publish_file(temporary / file.name, file)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    texts = examples.select_columns(["words" if of_words else "text", *[second] * pairs])
+    features = token_features([fingerprint], of_words=of_words, pairs=pairs)
+    made_of(texts, rows, features, "tokenises", file)
 
 
 class TokenTable:
     """Makes padded views of examples from a memory-mapped file of tokens."""
 
-    def __init__(self, file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """file: as `tokenise` wrote it."""
+    def __init__(
+        self, file: Path, tokenizer: PreTrainedTokenizerBase, cuts: str | None = None
+    ) -> None:
+        """file: with the tokenizer's columns of tokens. cuts: the fingerprint of another whose
+        tokens are read."""
+        begin = f"{cuts or tokens_fingerprint(tokenizer)}:"
         tokens = datasets.Dataset.from_file(str(file))
+        names = [name for name in tokens.column_names if name.startswith(begin)]
+        tokens = tokens.select_columns(names)
+        tokens = tokens.rename_columns({name: name.removeprefix(begin) for name in names})
         self._tokens = tokens.with_format("arrow")
         self._pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self._token_types = "token_type_ids" in tokenizer.model_input_names

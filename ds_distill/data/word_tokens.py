@@ -1,29 +1,34 @@
-"""The tokens of lists of words: each list is tokenised once, and its windows are slices of that.
-
-Words of a list are tokenised one by one, whatever stands around them, so a window's tokens are
-those of its words, with what the tokenizer sets around a whole text.
-"""
+"""The tokens of texts and of lists of words: each is tokenised once, and its windows are slices of
+that, with what the tokenizer sets around a whole text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, reduce
+from itertools import chain
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.cutting import column_of, lists_of, token_columns
-from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.words import NO_TOKEN
 
 OVERLAP = 4
-"""A window shares a quarter of its words with the next one."""
+"""A window of words shares a quarter of them with the next one."""
+
+_WORD = re.compile(r"[^ \t\n\r]+")
+"""Only what every tokenizer takes for white space separates words: BERT's removes U+000B, and joins
+what stands around it."""
+
+_ALONE = 2**16
+"""Words whose own tokens are remembered."""
 
 
 @dataclass(frozen=True)
 class WordTokens:
-    """The tokens of a list of n words, t in all, without special ones."""
+    """The tokens of a list of n words, t in all, without special ones. Words of a list are
+    tokenised one by one, whatever stands around them."""
 
     ids: np.ndarray
     """int32 [t]"""
@@ -56,27 +61,13 @@ class WordTokens:
         return WordTokens(self.ids[: offsets[-1]], offsets)
 
 
-@dataclass(frozen=True)
-class WordView:
-    """Some words as a model reads them, with special tokens, cut where they are too many."""
-
-    input_ids: np.ndarray
-    """int32 [T]"""
-    token_type_ids: np.ndarray
-    """int8 [T]"""
-    first_tokens: np.ndarray
-    """int16 [words]: the position of each word's first token, or NO_TOKEN."""
-    token_counts: np.ndarray
-    """int16 [words]: how many tokens of each word there are. They stand one after the other."""
-
-
-class WordViews:
-    """Makes a model's views of lists of words, or of questions' words and those behind them."""
+class Views:
+    """Makes what a model reads: of a text, or of a question and a text behind it."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, max_length: int, *, pairs: bool = False
     ) -> None:
-        """max_length: tokens of a view. Of a pair the second list alone is cut."""
+        """max_length: tokens of a view. Of a pair the text alone is cut."""
         word = [["a"]]
         around = tokenizer(
             word, word if pairs else None, is_split_into_words=True, return_token_type_ids=True
@@ -93,105 +84,47 @@ class WordViews:
         self._from_left = tokenizer.truncation_side == "left"
         special = len(self._before) + len(self._between) + len(self._after)
         self.room = max_length - special
-        """Tokens of words, of both lists together."""
+        """Tokens of texts, of question and text together."""
 
     def view(
+        self, ids: np.ndarray, asked: np.ndarray | None = None
+    ) -> tuple[dict[str, np.ndarray], int, slice]:
+        """`input_ids`, int32 [T], and `token_type_ids`, int8 [T], where the text's tokens begin in
+        them, and which of its tokens are read.
+
+        ids, asked: tokens of the text and of the question, without special ones.
+        """
+        asked = ids[:0] if asked is None else asked
+        room = max(0, self.room - len(asked))
+        cut = max(0, len(ids) - room) if self._from_left else 0
+        ids = ids[cut : cut + room]
+        types = (
+            *(self._types_before, np.full(len(asked), self._types[0]), self._types_between),
+            *(np.full(len(ids), self._types[1]), self._types_after),
+        )
+        found = {
+            "input_ids": np.concatenate((self._before, asked, self._between, ids, self._after)),
+            "token_type_ids": np.concatenate(types).astype(np.int8),
+        }
+        start = len(self._before) + len(asked) + len(self._between)
+        return found, start, slice(cut, cut + len(ids))
+
+    def of_words(
         self,
         tokens: WordTokens,
         question: WordTokens | None = None,
         first: int = 0,
         end: int | None = None,
-    ) -> WordView:
-        """Of the words from `first` up to `end`, or of all, behind those of a question."""
+    ) -> dict[str, np.ndarray]:
+        """A view of the words from `first` up to `end`, or of all; with `first_tokens`, the
+        position of each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
         offsets = tokens.offsets[first : None if end is None else end + 1]
         ids = tokens.ids[offsets[0] : offsets[-1]]
-        asked = tokens.ids[:0] if question is None else question.ids
-        room = max(0, self.room - len(asked))
-        cut = max(0, len(ids) - room) if self._from_left else 0
-        ids = ids[cut : cut + room]
-        bounds = np.clip(offsets - offsets[0] - cut, 0, len(ids))
-        counts, start = np.diff(bounds), len(self._before) + len(asked) + len(self._between)
-        parts = (self._before, asked, self._between, ids, self._after)
-        types = (
-            *(self._types_before, np.full(len(asked), self._types[0]), self._types_between),
-            *(np.full(len(ids), self._types[1]), self._types_after),
-        )
-        return WordView(
-            np.concatenate(parts),
-            np.concatenate(types).astype(np.int8),
-            np.where(counts > 0, start + bounds[:-1], NO_TOKEN).astype(np.int16),
-            counts.astype(np.int16),
-        )
-
-
-class WindowViews:
-    """Cuts lists of words into windows for some tokenizers."""
-
-    def __init__(
-        self,
-        tokenizers: Sequence[PreTrainedTokenizerBase],
-        max_length: int,
-        *,
-        pairs: bool = False,
-    ) -> None:
-        """Of tokenizers with the same tokens one is used."""
-        by_tokens = {tokens_fingerprint(tokenizer): tokenizer for tokenizer in tokenizers}
-        self._fingerprints = list(by_tokens)
-        self._tokenizers, self._pairs = list(by_tokens.values()), pairs
-        self._views = [
-            WordViews(tokenizer, max_length, pairs=pairs) for tokenizer in self._tokenizers
-        ]
-        self._most_asked = max_length // 2
-
-    @property
-    def features(self) -> dict[str, Any]:
-        """Of what `columns` gives."""
-        kinds = {"counted": "bool"}
-        for fingerprint in self._fingerprints:
-            kinds |= token_columns(fingerprint, of_words=True, pairs=self._pairs)
-        return lists_of(kinds)
-
-    def tokens(self, lists: Sequence[Sequence[str]]) -> list[list[WordTokens]]:
-        """Of each list its tokens, by tokenizer."""
-        by_tokenizer = (WordTokens.of_lists(tokenizer, lists) for tokenizer in self._tokenizers)
-        return [list(of_list) for of_list in zip(*by_tokenizer, strict=True)]
-
-    def kept(self, question: Sequence[WordTokens]) -> int:
-        """How many of a question's words half of `max_length` holds in every view."""
-        return min(
-            int(np.searchsorted(tokens.offsets[1:], self._most_asked, side="right"))
-            for tokens in question
-        )
-
-    def windows(
-        self, tokens: Sequence[WordTokens], question: Sequence[WordTokens] | None = None
-    ) -> Iterator[tuple[int, int, np.ndarray, list[WordView]]]:
-        """Windows that cover a list of words: the number of each one's first word and of the one
-        after its last; of each word whether it belongs to this window, bool; and its views.
-
-        tokens, question: by tokenizer; the question is already as short as it is read.
-        """
-        asked: Sequence[WordTokens | None] = question or [None] * len(tokens)
-        rooms = [
-            views.room - (0 if of_question is None else len(of_question.ids))
-            for views, of_question in zip(self._views, asked, strict=True)
-        ]
-        found = list(ranges([of_one.offsets for of_one in tokens], rooms))
-        owner = owners(found, len(tokens[0].offsets) - 1)
-        for number, (first, end) in enumerate(found):
-            views = [
-                of_model.view(of_one, of_question, first, end)
-                for of_model, of_one, of_question in zip(self._views, tokens, asked, strict=True)
-            ]
-            yield first, end, owner[first:end] == number, views
-
-    def columns(self, views: Sequence[WordView]) -> dict[str, np.ndarray]:
-        """Of a window whether each word has a token in every view; and its tokens."""
-        found = {"counted": np.all([view.first_tokens != NO_TOKEN for view in views], axis=0)}
-        for fingerprint, view in zip(self._fingerprints, views, strict=True):
-            columns = token_columns(fingerprint, of_words=True, pairs=self._pairs)
-            found |= {column: getattr(view, column_of(column)) for column in columns}
-        return found
+        found, start, kept = self.view(ids, None if question is None else question.ids)
+        bounds = np.clip(offsets - offsets[0], kept.start, kept.stop) - kept.start
+        counts = np.diff(bounds)
+        found["first_tokens"] = np.where(counts > 0, start + bounds[:-1], NO_TOKEN).astype(np.int16)
+        return {**found, "token_counts": counts.astype(np.int16)}
 
 
 def room(first: int, end: int, total: int) -> np.ndarray:
@@ -206,24 +139,40 @@ def room(first: int, end: int, total: int) -> np.ndarray:
     return np.minimum(left, right)
 
 
-def ranges(tokens: Sequence[np.ndarray], rooms: Sequence[int]) -> Iterator[tuple[int, int]]:
+def a_quarter(first: int, end: int) -> int:
+    """Where the next window of words begins."""
+    return end - (end - first) // OVERLAP
+
+
+def ranges(
+    tokens: Sequence[np.ndarray],
+    rooms: Sequence[int],
+    following: Callable[[int, int], int] = a_quarter,
+    lone: Callable[[int], Sequence[int]] | None = None,
+) -> Iterator[tuple[int, int]]:
     """Windows that cover a text, first word and end of each: as many words as have room in every
     view. A word that is too long for one is a window alone, and is cut there.
 
     tokens: by tokenizer, int64 [words + 1], the number of each word's first token, and all. rooms:
-    by tokenizer, how many there is room for.
+    by tokenizer, how many there is room for. following: where the window after (first, end) begins.
+    lone: by tokenizer, how many tokens a word has where a window begins with it; None: as many as
+    elsewhere.
     """
     first, total = 0, len(tokens[0]) - 1
     while True:
+        begins = [int(offsets[first]) for offsets in tokens]
+        if lone is not None:
+            ends = [int(offsets[first + 1]) for offsets in tokens]
+            begins = [end - count for end, count in zip(ends, lone(first), strict=True)]
         fits = (
-            int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
-            for offsets, room in zip(tokens, rooms, strict=True)
+            int(np.searchsorted(offsets, begin + room, side="right")) - 1
+            for offsets, begin, room in zip(tokens, begins, rooms, strict=True)
         )
         end = max(first + 1, min(fits))
         yield first, end
         if end >= total:
             return
-        first = max(first + 1, end - (end - first) // OVERLAP)
+        first = max(first + 1, following(first, end))
 
 
 def owners(windows: Sequence[tuple[int, int]], total: int) -> np.ndarray:
@@ -235,3 +184,151 @@ def owners(windows: Sequence[tuple[int, int]], total: int) -> np.ndarray:
         better = here > most[first:end]
         owner[first:end][better], most[first:end][better] = number, here[better]
     return owner
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """The t tokens of a text, without special ones."""
+
+    ids: np.ndarray
+    """int32 [t]"""
+    spans: np.ndarray
+    """int64 [t, 2]: first character and end of each."""
+
+    @staticmethod
+    def of_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TextTokens]:
+        encoded = tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return [
+            TextTokens(
+                np.array(ids, dtype=np.int32),
+                np.fromiter(chain.from_iterable(at), np.int64, 2 * len(ids)).reshape(-1, 2),
+            )
+            for ids, at in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+
+    @property
+    def lasts(self) -> np.ndarray:
+        """The last character of each, ascending: int64 [t]."""
+        return np.maximum.accumulate(np.maximum(self.spans[:, 1] - 1, self.spans[:, 0]))
+
+    def and_then(self, other: TextTokens) -> TextTokens:
+        return TextTokens(
+            np.concatenate([self.ids, other.ids]), np.concatenate([self.spans, other.spans])
+        )
+
+
+class TextCutter:
+    """Cuts texts between words into windows for some tokenizers.
+
+    The tokens of a window are those of its part of the text. That is right where words are
+    tokenised each on its own, as BERT, RoBERTa and DeBERTa do. RoBERTa tokenises the first word of
+    a text otherwise than one behind a space: that of a window is tokenised alone.
+    """
+
+    def __init__(self, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+        self._tokenizers = tokenizers
+        pairs = (TextTokens.of_texts(one, ["a a", "a"]) for one in tokenizers)
+        self._alike = [two.ids.tolist() == one.ids.tolist() * 2 for two, one in pairs]
+        """By tokenizer, whether the first word of a text is tokenised as others."""
+
+        @lru_cache(_ALONE)
+        def alone(number: int, word: str) -> TextTokens:
+            return TextTokens.of_texts(tokenizers[number], [word])[0]
+
+        self._alone = alone
+
+    def tokens(self, texts: Sequence[str]) -> list[list[TextTokens]]:
+        """Of each text its tokens, by tokenizer."""
+        by_tokenizer = (TextTokens.of_texts(tokenizer, texts) for tokenizer in self._tokenizers)
+        return [list(of_text) for of_text in zip(*by_tokenizer, strict=True)]
+
+    def windows(
+        self,
+        text: str,
+        tokens: Sequence[TextTokens],
+        rooms: Sequence[int],
+        overlap: int = 0,
+    ) -> Iterator[tuple[int, int, list[TextTokens]]]:
+        """Windows that cover a text, as long as all tokenizers have room for: first character and
+        end, and its tokens by tokenizer, whose characters are counted in the window. A text that
+        fits is one window. A word that is too long is cut between tokens, which stay as they are.
+
+        overlap: tokens of the first tokenizer that windows share, at most.
+        """
+        if all(len(of_one.ids) <= room for of_one, room in zip(tokens, rooms, strict=True)):
+            yield 0, len(text), [*tokens]
+            return
+        lasts = [of_one.lasts for of_one in tokens]
+        words, offsets, cut = _words(text, tokens, lasts, rooms)
+        if not len(words):
+            yield 0, 0, [_part(of_one, 0, 0, 0) for of_one in tokens]
+            return
+
+        def first_word(first: int) -> list[TextTokens]:
+            start, end = words[first]
+            return [
+                _part(of_one, np.searchsorted(last, start), of_word[first + 1], start)
+                if alike or cut[first]
+                else self._alone(number, text[start:end])
+                for number, (of_one, last, of_word, alike) in enumerate(
+                    zip(tokens, lasts, offsets, self._alike, strict=True)
+                )
+            ]
+
+        def lone(first: int) -> list[int]:
+            return [len(of_word.ids) for of_word in first_word(first)]
+
+        def following(first: int, end: int) -> int:
+            back = np.searchsorted(offsets[0], offsets[0][end] - overlap, side="left")
+            return min(int(back), end)
+
+        for first, end in ranges(offsets, rooms, following, lone):
+            start = words[first, 0]
+            found = [
+                one.and_then(_part(of_one, of_word[first + 1], of_word[end], start))
+                for one, of_one, of_word in zip(first_word(first), tokens, offsets, strict=True)
+            ]
+            yield int(start), int(words[end - 1, 1]), found
+
+
+def _part(tokens: TextTokens, first: int, end: int, start: int) -> TextTokens:
+    """Some tokens, in a window that begins at a character of their text."""
+    return TextTokens(tokens.ids[first:end], tokens.spans[first:end] - start)
+
+
+def _words(
+    text: str, tokens: Sequence[TextTokens], lasts: Sequence[np.ndarray], rooms: Sequence[int]
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Where words begin and end, int64 [words, 2]; by tokenizer the number of each one's first
+    token and of the one after the last, int64 [words + 1]; and which are parts of a word that is
+    too long, bool [words]: these end wherever all tokenizers cut it. White space counts to the word
+    after it."""
+    words = np.array([m.span() for m in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
+
+    def offsets(ends: np.ndarray) -> list[np.ndarray]:
+        return [np.concatenate([[0], np.searchsorted(last, ends)]) for last in lasts]
+
+    counts = np.stack([np.diff(of_one) for of_one in offsets(words[:, 1])])
+    long = (counts > np.array(rooms)[:, None]).any(axis=0)
+    if not long.any():
+        return words, offsets(words[:, 1]), long
+    cuts = reduce(np.intersect1d, [_cuts(of_one.spans) for of_one in tokens])
+    of_word = np.searchsorted(words[:, 1], cuts, side="right")
+    inside = long[of_word.clip(max=len(words) - 1)] & (of_word < len(words))
+    inside &= cuts > words[of_word.clip(max=len(words) - 1), 0]
+    begins = np.sort(np.concatenate([words[:, 0], cuts[inside]]))
+    ends = np.sort(np.concatenate([words[:, 1], cuts[inside]]))
+    parts = long[np.searchsorted(words[:, 1], begins, side="right")]
+    return np.stack([begins, ends], axis=1), offsets(ends), parts
+
+
+def _cuts(spans: np.ndarray) -> np.ndarray:
+    """The first characters of tokens that share none with the one before them."""
+    return spans[1:, 0][spans[1:, 0] >= spans[:-1, 1]]

@@ -64,7 +64,7 @@ class Words:
 
     @staticmethod
     def of(split: datasets.Dataset) -> Words:
-        """Of a prepared split; see `text_windows`."""
+        """Of a prepared split; see `word_windows`."""
         return Words(*flat_lists(split, "counted"))
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from ds_distill.data.groups import MARKS
 from ds_distill.data.question_windows import Windows, prepare
-from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, longest_input
@@ -100,8 +100,17 @@ class Answerer:
     @torch.no_grad()
     def _read(self, windows: Windows) -> np.ndarray:
         """The best spans of each window; see `best_spans`."""
-        rows = windows.table.select_columns(["text", "text_b"])[:]
-        encoded = self.tokenizer(rows["text"], rows["text_b"], padding=True, return_tensors="pt")
+        of = tokens_fingerprint(self.tokenizer)
+        names = ("input_ids", "token_type_ids")
+        rows = windows.table.select_columns([f"{of}:{name}" for name in names])[:]
+        encoded = self.tokenizer.pad(
+            {
+                name: rows[f"{of}:{name}"]
+                for name in names
+                if name in self.tokenizer.model_input_names
+            },
+            return_tensors="pt",
+        )
         view = PaddedView(
             encoded["input_ids"],
             encoded["attention_mask"],

@@ -4,35 +4,20 @@ texts of any length."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_tokens import WindowViews, WordView
-from ds_distill.data.word_windows import texts_of
-from ds_distill.data.words import NO_TOKEN, words_of
+from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
+from ds_distill.data.word_windows import WordCutter, texts_of
+from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import TAGGER, finite, load_model
 from ds_distill.recipe.tags import OUTSIDE, SPAN_TAGS, are_entities
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Some words of a text, in their order."""
-
-    text: int
-    first: int
-    words: list[str]
-    owned: np.ndarray
-    """bool [words]: which of its words are tagged here, and not in another window."""
-    view: WordView
-    """Its words as they are read, behind those of the question where one is asked."""
 
 
 class Tagger:
@@ -101,15 +86,15 @@ class Tagger:
         names = [*self.labels, OUTSIDE if OUTSIDE in self.labels else None]
         found = [np.full(len(words), len(self.labels)) for words in texts]
         shares = [np.ones(len(words)) for words in texts]
-        windows = sorted(self._windows(texts, questions), key=lambda window: len(window.words))
+        windows = sorted(self._windows(texts, questions), key=lambda row: len(row["words"]))
         for start in range(0, len(windows), batch_size):
             some = windows[start : start + batch_size]
-            for window, (first, logits) in zip(some, self._read(some), strict=True):
-                own = slice(window.first, window.first + len(window.words))
-                here = window.owned & (first != NO_TOKEN)
+            for row, logits in zip(some, self._read(some), strict=True):
+                own = slice(row["first"], row["first"] + len(row["words"]))
+                here = row["owned"] & row["counted"]
                 probabilities = logits.softmax(dim=1).numpy()
-                found[window.text][own][here] = probabilities.argmax(axis=1)[here]
-                shares[window.text][own][here] = probabilities.max(axis=1)[here]
+                found[row["number"]][own][here] = probabilities.argmax(axis=1)[here]
+                shares[row["number"]][own][here] = probabilities.max(axis=1)[here]
         return [
             ([names[number] for number in numbers], of_text)
             for numbers, of_text in zip(found, shares, strict=True)
@@ -140,27 +125,25 @@ class Tagger:
         ]
 
     @torch.no_grad()
-    def _read(self, windows: list[_Window]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Of each window its words' first tokens, and logits there, float32 [words, C]."""
+    def _read(self, windows: list[dict[str, Any]]) -> Iterator[torch.Tensor]:
+        """Of each window logits at its words' first tokens: float32 [words, C]."""
         names = ("input_ids", "token_type_ids")[: 1 + self.answers_questions]
-        encoded = {name: [getattr(w.view, name).tolist() for w in windows] for name in names}
+        of = tokens_fingerprint(self.tokenizer)
+        encoded = {name: [row[f"{of}:{name}"].tolist() for row in windows] for name in names}
         inputs = self.tokenizer.pad(encoded, return_tensors="pt").to(self._model.device)
         logits = finite(self._model, self._model(**inputs).logits.float().cpu())
-        for number, window in enumerate(windows):
-            first = window.view.first_tokens
-            yield first, logits[number][torch.from_numpy(np.maximum(first, 0)).long()]
+        for number, row in enumerate(windows):
+            first = np.maximum(row[f"{of}:first_tokens"], 0)
+            yield logits[number][torch.from_numpy(first).long()]
 
     def _windows(
         self, texts: list[list[str]], questions: Sequence[str | None]
-    ) -> Iterator[_Window]:
-        """Windows of at most `max_length` tokens that cover each text."""
-        cutter = WindowViews([self.tokenizer], self.max_length, pairs=self.answers_questions)
-        for text, (words, question) in enumerate(zip(texts, questions, strict=True)):
-            if not words:
-                continue
-            [tokens], asked = cutter.tokens([words]), None
-            if question is not None:
-                [asked] = cutter.tokens([texts_of(question, words_of(question))])
-                asked = [of_one.first(cutter.kept(asked)) for of_one in asked]
-            for first, end, owned, [view] in cutter.windows(tokens, asked):
-                yield _Window(text, first, words[first:end], owned, view)
+    ) -> Iterator[dict[str, Any]]:
+        """Windows of at most `max_length` tokens that cover each text; see `WordCutter`."""
+        cutter = WordCutter([self.tokenizer], self.max_length, pairs=self.answers_questions)
+        numbers = [number for number, words in enumerate(texts) if words]
+        asked = None
+        if self.answers_questions:
+            every = [str(questions[number]) for number in numbers]
+            asked = [texts_of(question, words_of(question)) for question in every]
+        return cutter.windows([texts[number] for number in numbers], numbers, asked)

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import datasets
 import torch
 
 from ds_distill.data.batches import Examples
@@ -130,7 +129,7 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
     """
     if not run.world.is_main:
         return
-    texts = datasets.load_from_disk(run.data.folder / split / "examples")
+    texts = run.data.table(split)
     stored = {tuple(key): index for index, key in enumerate(Examples.of(texts).keys.tolist())}
     locations = run.data.locations(split, keys)
     lines = []
@@ -144,7 +143,7 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:
     """Examples for a message: file and line where the source has them, and the first words."""
     for split in splits:
-        texts = datasets.load_from_disk(run.data.folder / split / "examples")
+        texts = run.data.table(split)
         locations = run.data.locations(split, keys)
         stored = Examples.of(texts).keys
         for key in keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -11,7 +12,7 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.word_windows import ContextWords, prepare
+from ds_distill.data.word_windows import ContextWords, prepare_contexts
 from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.models.reference import ModelReference
@@ -27,8 +28,9 @@ class CharacterSpansKind(TokenClassificationKind):
         self,
         examples: datasets.Dataset,
         tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+        file: Path,
     ) -> datasets.Dataset:
-        return prepare(examples, tokenizers(), self.settings.max_length)
+        return prepare_contexts(examples, tokenizers(), self.settings.max_length, file)
 
     def scored_words(self, examples: Examples) -> str | None:
         """A hash of the answers in all windows, and of where the words stand."""

@@ -11,8 +11,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.cutting import without_tokens, write_tokens
-from ds_distill.data.groups import MARKS
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -26,16 +24,13 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.predict import Bar
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config
 from ds_distill.models.reference import ModelReference
 from ds_distill.process.activity import counted_by
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tasks import TASKS
 
-Prepare = Callable[
-    [datasets.Dataset, Callable[[], list[PreTrainedTokenizerBase]]], datasets.Dataset
-]
+Prepare = Callable[[datasets.Dataset, Callable[[], list[PreTrainedTokenizerBase]], Path], object]
 
 
 class TaskData:
@@ -77,23 +72,24 @@ class TaskData:
     def has_split(self, split: str) -> bool:
         return split in self.source.splits
 
-    def _examples_folder(self, split: str) -> Path:
-        """The split's text on disk, read once by the main process."""
-        folder = self.folder / split / "examples"
-        if self._world.is_main and not folder.is_dir():
+    def _examples_file(self, split: str) -> Path:
+        """A split's examples on disk, read once by the main process."""
+        file = self.folder / split / "examples.arrow"
+        if self._world.is_main and not file.is_file():
             given = self.source.read(split)
             with self._bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
-                examples = self._prepare(given, self._tokenizers_of_all)
-            write_tokens(examples, lambda tokens: self._tokens_file(split, tokens))
-            with new_folder(folder) as temporary:
-                without_tokens(examples).save_to_disk(temporary)
+                self._prepare(given, self._tokenizers_of_all, file)
         self._world.barrier()
-        return folder
+        return file
+
+    def table(self, split: str) -> datasets.Dataset:
+        """A split's examples as `TaskKind.prepare` has made them, where they have been read."""
+        return datasets.Dataset.from_file(str(self.folder / split / "examples.arrow"))
 
     def texts(self, split: str) -> Iterable[str]:
         """All texts of a split, to be gone through any number of times. Every rank must call
         this."""
-        saved = datasets.load_from_disk(self._examples_folder(split))
+        saved = datasets.Dataset.from_file(str(self._examples_file(split)))
         parts = [
             saved.select_columns(name) for name in ("text", "text_b") if name in saved.features
         ]
@@ -101,33 +97,21 @@ class TaskData:
         found: Iterable[str] = datasets.concatenate_datasets(alike)["text"]
         return found
 
-    def _tokens_file(self, split: str, fingerprint: str) -> Path:
-        return self.folder / split / f"tokens-{fingerprint}.arrow"
-
     def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
         """See `Source.locations`; keys: int64 [n, 2]."""
         return self.source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
 
     def examples(self, split: str) -> Examples:
-        """Keys and labels of a split. Every rank must call this.
-
-        Raises UserError where an earlier version has written them, and has parted them otherwise.
-        """
-        folder = self._examples_folder(split)
-        saved = datasets.load_from_disk(folder)
-        if not {*MARKS} <= {*saved.column_names}:
-            raise UserError(
-                f"{folder}: an earlier version of ds_distill wrote these examples. It had others "
-                "of them fit routing, choose and stand in folds, so the run cannot go on. Begin "
-                "anew, in another folder (--folder)."
-            )
-        return self._labelled(Examples.of(saved))
+        """Keys and labels of a split. Every rank must call this."""
+        file = self._examples_file(split)
+        return self._labelled(Examples.of(datasets.Dataset.from_file(str(file))))
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table, and those
         that take other inputs with the same tokens its file. Where a row is the same token for all
         models, the tokens are those of `largest_vocabulary`. Every rank must call this."""
-        folder, references = self._examples_folder(split), [*references]
+        file, references = self._examples_file(split), [*references]
+        there = {*datasets.Dataset.from_file(str(file)).column_names}
         largest = (
             self.largest_vocabulary(references)
             if TASKS[self._task.type].needs.same_tokens
@@ -140,16 +124,23 @@ class TaskData:
             tokens = tokens_fingerprint(cuts)
             fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
             if (split, fingerprint) not in self._tables:
-                file = self._tokens_file(split, tokens)
-                if self._world.is_main and not file.is_file():
-                    examples = datasets.load_from_disk(folder)
-                    label = f"tokenises {split} for {reference.name}"
-                    with self._bar(label, len(examples)) as bar, counted_by(bar.advance):
-                        tokenise(examples, cuts, self._task.max_length, file)
-                self._world.barrier()
-                self._tables[split, fingerprint] = TokenTable(file, tokenizer)
+                found = file
+                if f"{tokens}:input_ids" not in there:
+                    found = file.with_name(f"tokens-{tokens}.arrow")
+                    self._tokenise(split, reference, cuts, found)
+                self._tables[split, fingerprint] = TokenTable(found, tokenizer, tokens)
             tables[reference.name] = self._tables[split, fingerprint]
         return tables
+
+    def _tokenise(
+        self, split: str, reference: ModelReference, cuts: PreTrainedTokenizerBase, file: Path
+    ) -> None:
+        if self._world.is_main and not file.is_file():
+            examples = self.table(split)
+            label = f"tokenises {split} for {reference.name}"
+            with self._bar(label, len(examples)) as bar, counted_by(bar.advance):
+                tokenise(examples, cuts, self._task.max_length, file)
+        self._world.barrier()
 
     def predictions(self, path: Path) -> FilePredictions:
         """What a teacher's file has of the task's examples. Every rank must call this. Raises as
@@ -157,8 +148,8 @@ class TaskData:
         if path not in self._predictions:
             found = open_predictions(path, self.source, self._used)
             if self._task.rows == "words":
-                folders = map(self._examples_folder, self._used)
-                found = found.with_windows(map(datasets.load_from_disk, folders))
+                files = map(self._examples_file, self._used)
+                found = found.with_windows(datasets.Dataset.from_file(str(one)) for one in files)
             self._predictions[path] = found
         return self._predictions[path]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -38,10 +39,11 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         self,
         examples: datasets.Dataset,
         tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+        file: Path,
     ) -> datasets.Dataset:
         settings = self.settings
         tokenizer = tokenizers()[0]  # all have the same tokens
-        return prepare(examples, tokenizer, settings.max_length, settings.overlap)
+        return prepare(examples, tokenizer, settings.max_length, settings.overlap, file)
 
     def rows(
         self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import datasets
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
+from ds_distill.data.cutting import saved
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.predict import Bar, ModelRunner
@@ -58,12 +60,14 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         self,
         examples: datasets.Dataset,
         tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+        file: Path,
     ) -> datasets.Dataset:
-        """A split's examples as models get them, made of those that the source has.
+        """A split's examples as models get them, made of those that the source has and written to
+        a file.
 
         tokenizers: of all models, each once.
         """
-        return examples
+        return saved(examples, file)
 
     def load(
         self, data: TaskData, model: str, labels: list[str], **options: Any

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -38,10 +39,11 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         self,
         examples: datasets.Dataset,
         tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+        file: Path,
     ) -> datasets.Dataset:
         if self.settings.cuts:
-            return examples
-        return split_long(examples, tokenizers(), self.settings.max_length)
+            return super().prepare(examples, tokenizers, file)
+        return split_long(examples, tokenizers(), self.settings.max_length, file)
 
     def rows(
         self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
-from ds_distill.data.text_windows import prepare
+from ds_distill.data.word_windows import prepare
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.tasks import TokenClassification
@@ -29,8 +30,9 @@ class TokenClassificationKind(OneLabelKind):
         self,
         examples: datasets.Dataset,
         tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+        file: Path,
     ) -> datasets.Dataset:
-        return prepare(examples, tokenizers(), self.settings.max_length)
+        return prepare(examples, tokenizers(), self.settings.max_length, file)
 
     def rows(
         self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool

@@ -22,8 +22,8 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 
 from ds_distill import predict
 from ds_distill.data.open_source import open_source
-from ds_distill.data.text_windows import prepare
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.word_windows import prepare
 from ds_distill.recipe.tasks import TokenClassification
 
 

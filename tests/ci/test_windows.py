@@ -6,7 +6,7 @@ import gzip
 
 import numpy as np
 import pytest
-from unit.test_windows import check_all, dataset, fingerprints_made_once, real, tokens  # noqa: F401
+from unit.test_windows import check_all, dataset, real, tokens  # noqa: F401
 
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.windows import split_long

@@ -23,8 +23,8 @@ from ds_distill.data import predictions
 from ds_distill.data import words as data_words
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
-from ds_distill.data.text_windows import TextWindows, prepare
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.word_windows import TextWindows, prepare
 from ds_distill.data.words import word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json

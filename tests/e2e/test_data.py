@@ -17,7 +17,7 @@ def write(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def examples(folder: Path, split: str) -> datasets.Dataset:
-    return datasets.load_from_disk(folder / "data" / split / "examples")
+    return datasets.Dataset.from_file(str(folder / "data" / split / "examples.arrow"))
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_predicting_with_the_run_is_as_in_the_evaluation(finished: Finished) -> 
         with pytest.raises(UserError, match="was not trained on this task"):
             next(predict(finished.folder, ["a text"]))
         return
-    examples = datasets.load_from_disk(finished.folder / "data" / "test" / "examples")
+    examples = datasets.Dataset.from_file(str(finished.folder / "data" / "test" / "examples.arrow"))
     found = [one["predicted"] for one in predict(finished.folder, list(examples["text"]))]
     labels = finished.run.labels
     assert found == [labels[row.argmax()] for row in finished.told["student"]]

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data import question_windows, text_windows, word_windows
+from ds_distill.data import question_windows, word_windows
 from ds_distill.data.batches import Examples, stored_rows
 from ds_distill.data.rows import cut_to, span_rows, word_rows, word_token_rows
 from ds_distill.data.tokenizer import load_tokenizer
@@ -75,7 +75,7 @@ def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
     assert not any(map(len, empty.row_sets.values()))
     assert len(empty.labels) == 4 and not len(stored_rows(empty))
     plain = read("token-classification", tmp_path, [{"tokens": row["tokens"]} for row in ROWS])
-    examples = Examples.of(text_windows.prepare(plain, [toy], 16))
+    examples = Examples.of(word_windows.prepare(plain, [toy], 16))
     assert not examples.labelled.any() and set(examples.labels.tolist()) == {-1}
     assert examples.words is not None and examples.words.counted.sum() == 9
 
@@ -126,8 +126,7 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
         {"question": "we had", "context": long, "answers": animals},
         {"question": "which food", "context": context, "answers": []},
     ]
-    split = word_windows.prepare(read("character-spans", tmp_path, rows), [toy], 32)
-    assert split.cache_files, "memory-mapped"
+    split = word_windows.prepare_contexts(read("character-spans", tmp_path, rows), [toy], 32)
     examples, collate = collator(split, toy, 32, tmp_path, word_rows)
     words, batch = examples.words, collate(np.arange(3))
     assert len(examples) == 3 and isinstance(words, word_windows.ContextWords)

@@ -25,12 +25,11 @@ from transformers import (
 )
 
 from ds_distill.check.models import Models
-from ds_distill.data import text_windows, word_windows
+from ds_distill.data import word_windows
 from ds_distill.data.batches import Examples
 from ds_distill.data.rows import word_rows
-from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import ContextWords
+from ds_distill.data.word_windows import ContextWords, TextWindows
 from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.spans import SpanPredictions
@@ -142,11 +141,11 @@ KNOWN = ["the", "cat", "saw", "a", "very", "old", "dog", "\u200b", "abcdefghijkl
 def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: list[str]) -> None:
     seen = set()
     for window in tagger._windows([words], [None]):
-        end = window.first + len(window.words)
-        assert words[window.first : end] == window.words
-        tokens = len(tagger.tokenizer(window.words, is_split_into_words=True)["input_ids"])
-        assert tokens <= tagger.max_length or len(window.words) == 1
-        seen.update(range(window.first, end))
+        first, here = window["first"], window["words"]
+        assert words[first : first + len(here)] == here
+        tokens = len(tagger.tokenizer(here, is_split_into_words=True)["input_ids"])
+        assert tokens <= tagger.max_length or len(here) == 1
+        seen.update(range(first, first + len(here)))
     assert seen == set(range(len(words)))
     [found] = tagger.predictions([words])
     tags = zip(words, found["predicted"], strict=True)
@@ -163,8 +162,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     ]
     lists = [row["tokens"] for row in rows]
     source = read("token-classification", tmp_path, rows)
-    split = text_windows.prepare(source, [tagger.tokenizer], 16)
-    assert split.cache_files, "on disk: a split may be larger than memory"
+    split = word_windows.prepare(source, [tagger.tokenizer], 16)
     examples, collate = collator(split, tagger.tokenizer, 16, tmp_path, word_rows)
     assert len(examples) > len(rows) + 5
     view = collate(np.arange(len(examples))).views["student"]
@@ -188,9 +186,8 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     assert torch.equal(examples.keys[firsts[[0, 2]]], short), "found in a cache as before"
     some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
     assert some.words is not None and len(some.words.whole()[1]) == 2
-    again = text_windows.prepare(source.select([0, 2]), [tagger.tokenizer], 16)
-    assert again.cache_files
-    assert "text" not in again.column_names and len(again) == 2, "as it is where all fit"
+    again = Examples.of(word_windows.prepare(source.select([0, 2]), [tagger.tokenizer], 16))
+    assert not isinstance(again.words, TextWindows) and len(again) == 2, "as it is where all fit"
 
 
 # ----------------------------------------------------------------------------------------- spans
@@ -207,7 +204,7 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
     found = [one["predicted"] for one in predictor.predictions(pairs)]
     assert found[-1] == [] and any(found[0])
     rows = asked(*map(list, zip(*pairs[:-1], strict=True)), [[]] * 3)
-    split = word_windows.prepare(rows, [predictor.tokenizer], 32)
+    split = word_windows.prepare_contexts(rows, [predictor.tokenizer], 32)
     logits = []
     for window in split:
         encoded = predictor.tokenizer(

@@ -20,10 +20,10 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.data.question_windows import prepare as question_windows
 from ds_distill.data.teacher_column import teacher_ids
-from ds_distill.data.text_windows import prepare as text_windows
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import split_long
-from ds_distill.data.word_windows import prepare as word_windows
+from ds_distill.data.word_windows import prepare as text_windows
+from ds_distill.data.word_windows import prepare_contexts as word_windows
 from ds_distill.errors import UserError
 from ds_distill.keys import name_id
 from ds_distill.recipe import Recipe

@@ -190,7 +190,7 @@ def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Examples
 def examples_of(folder: Path, split: str) -> Any:
     import datasets
 
-    return datasets.load_from_disk(folder / "data" / split / "examples")
+    return datasets.Dataset.from_file(str(folder / "data" / split / "examples.arrow"))
 
 
 def texts_of(folder: Path, split: str) -> list[str]:
