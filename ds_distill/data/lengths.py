@@ -21,15 +21,12 @@ def token_lengths(
     tokenizer: PreTrainedTokenizerBase,
     texts: list[str] | list[list[str]],
     texts_b: list[str] | None = None,
-    *,
-    special_tokens: bool = True,
 ) -> np.ndarray:
     """Tokens of each text, list of words, or pair of texts, uncut: int64 [N]."""
     encoded = tokenizer(
         texts,
         texts_b,
         is_split_into_words=bool(texts) and isinstance(texts[0], list),
-        add_special_tokens=special_tokens,
         truncation=False,
         return_attention_mask=False,
         return_token_type_ids=False,

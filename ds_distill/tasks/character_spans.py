@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import xxhash
-from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare_contexts
@@ -17,7 +16,7 @@ from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN
-from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.data import TaskData, Tokenizers
 from ds_distill.tasks.token_classification import TokenClassificationKind
 
 
@@ -25,10 +24,7 @@ class CharacterSpansKind(TokenClassificationKind):
     """Predictions are logits of all words of all windows, float32 [R, 2]."""
 
     def prepare(
-        self,
-        examples: datasets.Dataset,
-        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
-        file: Path,
+        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
         return prepare_contexts(examples, tokenizers(), self.settings.max_length, file)
 

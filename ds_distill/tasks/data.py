@@ -30,7 +30,10 @@ from ds_distill.process.activity import counted_by
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tasks import TASKS
 
-Prepare = Callable[[datasets.Dataset, Callable[[], list[PreTrainedTokenizerBase]], Path], object]
+Tokenizers = Callable[[], list[PreTrainedTokenizerBase]]
+"""Gives those of all models, each once."""
+
+Prepare = Callable[[datasets.Dataset, Tokenizers, Path], object]
 
 
 class TaskData:

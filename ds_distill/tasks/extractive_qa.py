@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.question_windows import prepare
@@ -27,8 +26,8 @@ from ds_distill.evaluation.answers import (
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import ExtractiveQA
-from ds_distill.tasks.data import TaskData
-from ds_distill.tasks.kind import Codec, TaskKind
+from ds_distill.tasks.data import TaskData, Tokenizers
+from ds_distill.tasks.kind import Codec, TaskKind, Vocabulary
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
@@ -36,18 +35,13 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
     lengths."""
 
     def prepare(
-        self,
-        examples: datasets.Dataset,
-        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
-        file: Path,
+        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
         settings = self.settings
         tokenizer = tokenizers()[0]  # all have the same tokens
         return prepare(examples, tokenizer, settings.max_length, settings.overlap, file)
 
-    def rows(
-        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
-    ) -> RowsOf:
+    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         return span_rows
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:

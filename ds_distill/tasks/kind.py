@@ -27,9 +27,13 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TASKS, TaskSettings
-from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.data import TaskData, Tokenizers
 
 Settings = TypeVar("Settings", bound=TaskSettings)
+Vocabulary = Callable[[], tuple[PreTrainedTokenizerBase, int]]
+"""Gives the tokenizer of all models, where they have the same tokens, and below which id all know a
+token."""
+
 Codec = Callable[[int], dict[str, Any] | None]
 """Of so many entries a codec, as JSON."""
 
@@ -57,10 +61,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     # ---------------------------------------------------------------------- models and batches
 
     def prepare(
-        self,
-        examples: datasets.Dataset,
-        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
-        file: Path,
+        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
         """A split's examples as models get them, made of those that the source has and written to
         a file.
@@ -81,17 +82,13 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         return load_model(TASKS[self.settings.type].heads[0], model, labels or None, **options)
 
     @abstractmethod
-    def rows(
-        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
-    ) -> RowsOf:
+    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         """What the rows of a batch are.
 
-        vocabulary: gives the tokenizer of all models, where they have the same tokens, and below
-            which id all of them know a token.
         every_token: see `masked_rows`; `check` refuses terms that want it for others.
         """
 
-    def label_rows(self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]]) -> RowsOf:
+    def label_rows(self, vocabulary: Vocabulary) -> RowsOf:
         """The rows of a training on labels alone."""
         return self.rows(vocabulary, False)
 

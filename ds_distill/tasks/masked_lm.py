@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
@@ -28,26 +27,21 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.tasks import MaskedLM
-from ds_distill.tasks.data import TaskData
-from ds_distill.tasks.kind import Codec, TaskKind
+from ds_distill.tasks.data import TaskData, Tokenizers
+from ds_distill.tasks.kind import Codec, TaskKind, Vocabulary
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     """Predictions are sums per example: logits over a vocabulary are too large to collect."""
 
     def prepare(
-        self,
-        examples: datasets.Dataset,
-        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
-        file: Path,
+        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
         if self.settings.cuts:
             return super().prepare(examples, tokenizers, file)
         return split_long(examples, tokenizers(), self.settings.max_length, file)
 
-    def rows(
-        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
-    ) -> RowsOf:
+    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         settings = self.settings.masking
         tokenizer, known = vocabulary()
         masking = Masking.of(tokenizer, settings.rate, settings.seed, known, settings.shown)

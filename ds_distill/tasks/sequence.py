@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.rows import text_rows
 from ds_distill.engine.predict import Bar, ModelRunner, predict_all
 from ds_distill.tasks.data import TaskData
-from ds_distill.tasks.kind import Settings, TaskKind
+from ds_distill.tasks.kind import Settings, TaskKind, Vocabulary
 
 
 class SequenceKind(TaskKind[Settings, np.ndarray]):
     """Predictions are logits, float32 [R, C]: of classes or labels, or the one output."""
 
-    def rows(
-        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
-    ) -> RowsOf:
+    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         return text_rows
 
     def predict(

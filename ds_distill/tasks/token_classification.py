@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import xxhash
-from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
@@ -17,7 +15,8 @@ from ds_distill.data.word_windows import prepare
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.tasks import TokenClassification
-from ds_distill.tasks.kind import Codec
+from ds_distill.tasks.data import Tokenizers
+from ds_distill.tasks.kind import Codec, Vocabulary
 from ds_distill.tasks.single_label import OneLabelKind
 
 
@@ -27,19 +26,14 @@ class TokenClassificationKind(OneLabelKind):
     baseline_rule = "the most frequent tag"
 
     def prepare(
-        self,
-        examples: datasets.Dataset,
-        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
-        file: Path,
+        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
         return prepare(examples, tokenizers(), self.settings.max_length, file)
 
-    def rows(
-        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
-    ) -> RowsOf:
+    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         return word_rows
 
-    def label_rows(self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]]) -> RowsOf:
+    def label_rows(self, vocabulary: Vocabulary) -> RowsOf:
         every = isinstance(self.settings, TokenClassification) and self.settings.subwords == "all"
         return word_token_rows if every else word_rows
 

@@ -267,7 +267,7 @@ def test_answers_are_read_as_by_the_evaluation_of_the_run(
     rows = {key: [one[at] for one in pairs] for at, key in enumerate(("text", "text_b"))}
     rows |= {"answers": [None, None], "copy": [0, 1], "group": [0, 1]}
     judged = ExtractiveQAKind(task, []).prepare(
-        datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer]
+        datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer], tmp_path / "judged.arrow"
     )
     assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
     found = [one["candidates"][0]["text"] for one in answerer.predictions(pairs)]
