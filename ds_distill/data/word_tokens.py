@@ -316,7 +316,7 @@ def _words(
         return [np.concatenate([[0], np.searchsorted(last, ends)]) for last in lasts]
 
     counts = np.stack([np.diff(of_one) for of_one in offsets(words[:, 1])])
-    long = (counts > np.array(rooms)[:, None]).any(axis=0)
+    long: np.ndarray = np.max(counts > np.array(rooms)[:, None], axis=0)
     if not long.any():
         return words, offsets(words[:, 1]), long
     cuts = reduce(np.intersect1d, [_cuts(of_one.spans) for of_one in tokens])

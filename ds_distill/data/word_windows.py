@@ -187,7 +187,8 @@ class WordCutter:
         if questions is not None:
             of_questions = self._tokens(questions)
         for at, (tokens, asked) in enumerate(zip(self._tokens(lists), of_questions, strict=True)):
-            rooms, row = [views.room for views in self._views], {"number": numbers[at]}
+            rooms = [views.room for views in self._views]
+            row: dict[str, Any] = {"number": numbers[at]}
             of_question: Sequence[WordTokens | None] = [None] * len(tokens)
             if questions is not None:
                 kept = min(
