@@ -67,6 +67,7 @@ def made_of(
     features: Mapping[str, Any],
     what: str,
     file: Path | None = None,
+    at_once: int = 200,
 ) -> datasets.Dataset:
     """The rows that are made of examples, of batches of them, given as columns, and their numbers:
     mapped from a file, which appears complete or not at all, or in memory.
@@ -76,8 +77,8 @@ def made_of(
     schema = datasets.Features(features).arrow_schema
 
     def tables() -> Iterator[pa.Table]:
-        for first in range(0, len(examples), _AT_ONCE):
-            numbers = range(first, min(first + _AT_ONCE, len(examples)))
+        for first in range(0, len(examples), at_once):
+            numbers = range(first, min(first + at_once, len(examples)))
             mark(what, done=len(numbers))
             made = rows(examples[first : numbers.stop], numbers)
             arrays = [pa.array([row[field.name] for row in made], field.type) for field in schema]
@@ -87,9 +88,6 @@ def made_of(
         return _mapped(schema, tables(), file)
     found = pa.concat_tables([schema.empty_table(), *tables()])
     return datasets.Dataset(datasets.table.InMemoryTable(found))
-
-
-_AT_ONCE = 200
 
 
 def saved(examples: datasets.Dataset, file: Path) -> datasets.Dataset:

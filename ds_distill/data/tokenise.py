@@ -29,10 +29,10 @@ def tokenise(
     second = "question" if of_words else "text_b"
     pairs = second in examples.column_names
     fingerprint = tokens_fingerprint(tokenizer)
-    views = Views(tokenizer, max_length, pairs=pairs)
+    views = Views(tokenizer, max_length, pairs=pairs) if of_words else None
 
     def read(batch: dict[str, list[Any]]) -> Iterable[Mapping[str, Any]]:
-        if of_words:
+        if views is not None:
             words = WordTokens.of_lists(tokenizer, batch["words"])
             asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else [None] * len(words)
             return map(views.of_words, words, asked)
@@ -56,7 +56,7 @@ def tokenise(
 
     texts = examples.select_columns(["words" if of_words else "text", *[second] * pairs])
     features = token_features([fingerprint], of_words=of_words, pairs=pairs)
-    made_of(texts, rows, features, "tokenises", file)
+    made_of(texts, rows, features, "tokenises", file, 1000)
 
 
 class TokenTable:
