@@ -107,19 +107,11 @@ def prepare(
     cutter, fingerprint = TextCutter([tokenizer]), tokens_fingerprint(tokenizer)
     of_whole = of_whole_example(examples)
 
-    def asked(question: str, tokens: TextTokens) -> tuple[str, TextTokens]:
-        """As much of a question as is read."""
-        while len(tokens.ids) > max_length // 2:
-            until = int(tokens.spans[max_length // 2 - 1, 1])
-            question = question[: min(until, len(question) - 1)]
-            [[tokens]] = cutter.tokens([question])
-        return question, tokens
-
     def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
         rows = []
         both = zip(cutter.tokens(batch["text"]), cutter.tokens(batch["text_b"]), strict=True)
         for at, ([of_question], of_context) in enumerate(both):
-            question, of_question = asked(batch["text"][at], of_question)
+            question, of_question = _asked(cutter, batch["text"][at], of_question, max_length // 2)
             answers = batch["answers"][at]
             whole = {
                 **{name: batch[name][at] for name in of_whole},
@@ -149,6 +141,16 @@ def prepare(
     tokens = token_features([fingerprint], of_words=False, pairs=True)
     features = {**_FEATURES, **of_whole, **tokens}
     return made_of(examples, windows, features, "cuts contexts into windows", file)
+
+
+def _asked(
+    cutter: TextCutter, question: str, tokens: TextTokens, most: int
+) -> tuple[str, TextTokens]:
+    """As much of a question as has at most so many tokens, and these."""
+    while len(tokens.ids) > most:
+        question = question[: min(int(tokens.spans[most - 1, 1]), len(question) - 1)]
+        [[tokens]] = cutter.tokens([question])
+    return question, tokens
 
 
 def _new(
