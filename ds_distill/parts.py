@@ -5,6 +5,7 @@ kinds: `phases.PHASES`, `terms.TERMS`, `policies.POLICIES`, `codecs.CODECS`, `me
 `sources.SOURCES`, `tasks.TASKS`.
 """
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.codecs import CodecSettings
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.metrics.metric import (
@@ -34,6 +35,7 @@ __all__ = [
     "MeanMetric",
     "Metric",
     "MetricSettings",
+    "Mistake",
     "Name",
     "Needs",
     "PhaseSettings",

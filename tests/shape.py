@@ -3,9 +3,9 @@
     python tests/shape.py
 
 Prints lines and statements of each room, from the top to the bottom, and ends with 1 for an import
-that runs up and is not listed, a file of more than MOST_LINES lines, a function of more than
-MOST_LINES_OF_A_FUNCTION, or a command that imports torch and should not. Imports inside functions
-and under TYPE_CHECKING count. Part of `make lint`.
+that runs up and is not listed, files of a room that import each other, a file of more than
+MOST_LINES lines, a function of more than MOST_LINES_OF_A_FUNCTION, or a command that imports torch
+and should not. Imports inside functions and under TYPE_CHECKING count. Part of `make lint`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "ds_distill"
@@ -53,14 +54,15 @@ def room_of(module: str) -> str:
     return name if known else "__init__"
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module of ds_distill, line) of each import."""
+def imported(tree: ast.AST, names: bool = False) -> Iterator[tuple[str, int]]:
+    """(module of ds_distill, line) of each import. names: with the name that is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "ds_distill":
             for alias in node.names:
                 yield f"ds_distill.{alias.name}", node.lineno
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ds_distill."):
-            yield str(node.module), node.lineno
+            for alias in node.names if names else node.names[:1]:
+                yield f"{node.module}.{alias.name}" if names else str(node.module), node.lineno
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("ds_distill."):
@@ -98,6 +100,27 @@ def mistakes() -> Iterator[str]:
         yield f"no file of {own} imports {other} any more: take it out of UP"
 
 
+def circles() -> Iterator[str]:
+    """Files of one room that import each other."""
+    paths = {module_of(path): path for path in files() if path.parent != ROOT}
+    rooms: dict[str, dict[str, set[str]]] = {}
+    for own, path in paths.items():
+        named = imported(ast.parse(path.read_text(encoding="utf-8")), names=True)
+        others = {one if one in paths else one.rpartition(".")[0] for one, _ in named}
+        beside = {one for one in others & {*paths} - {own} if room_of(one) == room_of(own)}
+        rooms.setdefault(room_of(own), {})[own] = beside
+    for room, graph in rooms.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as circle:
+            yield f"{room}: files import each other: {' <- '.join(circle.args[1])}"
+
+
+def module_of(path: Path) -> str:
+    relative = path.relative_to(ROOT.parent).with_suffix("")
+    return ".".join(relative.parts).removesuffix(".__init__")
+
+
 def imports_of(command: list[str]) -> set[str]:
     """The modules that a command has imported when it ends."""
     code = (
@@ -122,7 +145,7 @@ def main() -> int:
         print(f"{room:<12} {lines:>6,} lines {statements:>6,} statements")
     for (own, other), why in UP.items():
         print(f"up: {own} -> {other}: {why}")
-    found = list(mistakes())
+    found = [*mistakes(), *circles()]
     for command in WITHOUT_TORCH:
         if "torch" in imports_of(command):
             found.append(f"ds-distill {' '.join(command)} imports torch")

@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.errors import Mistake, collecting
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import Model, Step, steps
+from ds_distill.recipe.context import Model
+from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.tasks import TASKS

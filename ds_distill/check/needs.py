@@ -3,14 +3,13 @@ part it says itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ds_distill.check.predictions import file_mistakes
 from ds_distill.errors import Mistake
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.context import Context
-from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.lineage import StepContext, context_of, steps
 from ds_distill.recipe.part import Part
 from ds_distill.recipe.phases import Cache, PhaseSettings
 from ds_distill.recipe.policies import Routing
@@ -21,18 +20,12 @@ from ds_distill.recipe.terms import LayeredTerm, RowTerm, SoftenedTerm
 def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What is wrong with each phase, without what only follows from another mistake."""
     for step in steps(recipe):
-        yield from _mistakes_of(step.phase, Context(step, f"phases.{step.name}"))
+        yield from _mistakes_of(step.phase, context_of(step))
 
 
-def _typed(found: Iterable[Mistake | str]) -> Iterator[Mistake]:
-    """Of rules of parts, which say `KEY: WHAT` in one."""
-    for one in found:
-        yield Mistake(*one.split(": ", 1)) if isinstance(one, str) else one
-
-
-def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[Mistake]:
+def _mistakes_of(phase: PhaseSettings, here: StepContext) -> Iterator[Mistake]:
     yield from _list_mistakes(phase, here.location)
-    yield from _typed(phase.mistakes(here))
+    yield from phase.mistakes(here)
     unmet = list(_unmet(phase, here, "Take the phase out."))
     yield from unmet
     if not unmet:
@@ -41,7 +34,7 @@ def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[Mistake]:
     yield from _other_heads(phase, here)
 
 
-def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
+def _other_heads(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
     """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
     words they may know some of the tags, which their labels tell."""
     if not phase.runs_teachers or phase.makes == "evaluation":
@@ -67,7 +60,7 @@ def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[Mistake]:
                 yield Mistake(f"{location}.{key}", f"{item!r} stands twice. Keep it once.")
 
 
-def _unmet(part: Part, context: Context, remedy: str) -> Iterator[Mistake]:
+def _unmet(part: Part, context: StepContext, remedy: str) -> Iterator[Mistake]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
@@ -121,7 +114,7 @@ def _unmet(part: Part, context: Context, remedy: str) -> Iterator[Mistake]:
             )
 
 
-def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
+def _part_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
@@ -158,7 +151,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
             elif held is not None:
                 yield from _cache_mistakes(part, here, held, split, context.location)
         if not unmet:
-            yield from _typed(part.mistakes(here))
+            yield from part.mistakes(here)
         mixed |= isinstance(part, Routing) and not part.keeps_lone_teacher
         if needs.every_token and not unmet:
             of_tokens.append(here.location)
@@ -184,7 +177,7 @@ def _remedy(part: Part, phase: PhaseSettings, task: TaskSettings) -> str:
 
 
 def _cache_mistakes(
-    part: Part, context: Context, held: Cache, split: str, phase: str
+    part: Part, context: StepContext, held: Cache, split: str, phase: str
 ) -> Iterator[Mistake]:
     """What a part reads and the cache does not hold.
 
@@ -235,7 +228,7 @@ def _cache_mistakes(
         )
 
 
-def _of_mixed_tokens(location: str, context: Context) -> Mistake:
+def _of_mixed_tokens(location: str, context: StepContext) -> Mistake:
     """What mixes teachers reads their logits: of every token they are [tokens, vocabulary] of each,
     which a lone teacher's never are."""
     count = len(context.teachers)

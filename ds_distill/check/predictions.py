@@ -16,8 +16,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import Mistake, UserError
 from ds_distill.keys import among_keys
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.context import Context
-from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.lineage import StepContext, steps
 from ds_distill.recipe.phases import PHASES, Cache, Distil, Expertise, PhaseSettings
 from ds_distill.recipe.references import predictions_file
 from ds_distill.recipe.tasks import TaskSettings
@@ -26,7 +25,7 @@ SHOWN = 3
 """Examples without an entry that a message names."""
 
 
-def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[Mistake]:
+def file_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
     """Phases that train such a teacher, read its states or attention, or have a task of which it
     can say nothing."""
     files = context.recipe.from_files

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Self
 
-if TYPE_CHECKING:
-    from ds_distill.recipe.lineage import Step
-    from ds_distill.recipe.schema import Recipe
-    from ds_distill.recipe.tasks import TaskSettings
+from ds_distill.recipe.tasks import TaskSettings
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model at one point of a recipe. Without a phase that made it, as the recipe gives it."""
+
+    name: str
+    origin: str
+    """What it came from: `student` or a teacher, whose configuration it has."""
+    made_by: int | None = None
+    """Number of the phase that made it."""
+    head: str | None = None
+    """That phase's task, whose head it has."""
+    vocabulary: int | None = None
+    """Tokens that a phase has given it or what it came from."""
+    expanded: tuple[int, ...] = ()
+    """Numbers of the phases that have, in order: models with the same have the same tokens."""
+    seen: frozenset[tuple[str, str]] = frozenset()
+    """(task, split) of all that it and what it came from were trained on."""
+    distilled: bool = False
+    """Whether it is a student of teachers, or one that went on without them on the same task."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The recipe, and what the phases before this one have made."""
+    """The phase's task, and what the phases before this one have made."""
 
-    step: Step
     location: str
     """Of the part in the recipe, for messages: `phases.NAME`, or `phases.NAME.losses.kl`."""
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.step.recipe
-
-    @property
-    def task_name(self) -> str:
-        """The phase's task."""
-        return self.step.task_name
-
-    @property
-    def task(self) -> TaskSettings:
-        return self.recipe.tasks_by_name[self.task_name]
-
-    @property
-    def teachers(self) -> list[str]:
-        """Names of those that teach in the phase."""
-        return self.step.teachers
+    task_name: str
+    task: TaskSettings
+    teachers: Sequence[str]
+    """Names of those that teach in the phase."""
+    given: Sequence[str]
+    """Names of the recipe's teachers."""
+    found: Mapping[str, Model]
+    """By name: the models that the phases before have made."""
+    phase_names: Sequence[str]
+    """Of the recipe."""
 
     @property
     def models(self) -> frozenset[str]:
         """Names of models: `student`, the teachers, and what was trained."""
-        return frozenset({"student", *self.recipe.teachers, *self.step.found})
+        return frozenset({"student", *self.given, *self.found})
 
-    def at(self, location: str) -> Context:
+    def model(self, name: str) -> Model:
+        """What the phase finds under a name; without a mistake in the recipe there is one."""
+        return self.found.get(name, Model(name, name))
+
+    def at(self, location: str) -> Self:
         return replace(self, location=location)

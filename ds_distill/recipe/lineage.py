@@ -6,30 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ds_distill.recipe.context import Context, Model
 from ds_distill.recipe.phase import PhaseSettings
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.recipe.schema import Recipe
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model at one point of a recipe. Without a phase that made it, as the recipe gives it."""
-
-    name: str
-    origin: str
-    """What it came from: `student` or a teacher, whose configuration it has."""
-    made_by: int | None = None
-    """Number of the phase that made it."""
-    head: str | None = None
-    """That phase's task, whose head it has."""
-    vocabulary: int | None = None
-    """Tokens that a phase has given it or what it came from."""
-    expanded: tuple[int, ...] = ()
-    """Numbers of the phases that have, in order: models with the same have the same tokens."""
-    seen: frozenset[tuple[str, str]] = frozenset()
-    """(task, split) of all that it and what it came from were trained on."""
-    distilled: bool = False
-    """Whether it is a student of teachers, or one that went on without them on the same task."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +104,32 @@ class Step:
 
     def _as_in(self, earlier: Step, names: Collection[str]) -> bool:
         return all(self.model(name) == earlier.model(name) for name in names)
+
+
+@dataclass(frozen=True)
+class StepContext(Context):
+    """The same, and the step itself."""
+
+    step: Step
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.step.recipe
+
+
+def context_of(step: Step) -> StepContext:
+    """Of the rules of a step's phase."""
+    recipe = step.recipe
+    return StepContext(
+        f"phases.{step.name}",
+        step.task_name,
+        recipe.tasks_by_name[step.task_name],
+        step.teachers,
+        list(recipe.teachers),
+        step.found,
+        recipe.phase_names(),
+        step,
+    )
 
 
 def steps(recipe: Recipe) -> list[Step]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Union
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError
 from ds_distill.recipe.section import NOT_A_SECTION, Section, refused, unknown
 
 
@@ -122,8 +122,8 @@ class Part(Section, Implemented):
         """What it needs with these settings."""
         return self.needs
 
-    def mistakes(self, context: Any) -> Iterator[str]:
-        """What else is wrong with the settings, one message each.
+    def mistakes(self, context: Any) -> Iterator[Mistake]:
+        """What else is wrong with the settings.
 
         context: a `Context`, what the phase finds.
         """

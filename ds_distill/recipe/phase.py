@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal, Self
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.part import Part
 from ds_distill.recipe.section import Name, Several
@@ -121,19 +122,20 @@ class FollowingPhase(PhaseSettings):
     def lists(self) -> dict[str, list[str]]:
         return {**super().lists(), **({} if self.follow is None else {"follow": self.follow})}
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         """Models to follow that are not there, or cannot teach."""
         yield from super().mistakes(context)
         at = f"{context.location}.follow"
         for name in self.follow or ():
             if name == "student":
-                yield (
-                    f"{at}: `student` is what is trained here. Save the model that is to teach "
-                    "under a name of its own (save_as), and follow that."
+                yield Mistake(
+                    f"{at}",
+                    "`student` is what is trained here. Save the model that is to teach "
+                    "under a name of its own (save_as), and follow that.",
                 )
             elif name not in context.models:
                 there = ", ".join(sorted(context.models - {"student"})) or "none"
-                yield f"{at}: no model {name!r} before this phase. There are: {there}."
+                yield Mistake(f"{at}", f"no model {name!r} before this phase. There are: {there}.")
 
 
 class TrainingPhase(Training, PhaseSettings):
@@ -164,32 +166,35 @@ class TrainingPhase(Training, PhaseSettings):
             for key, named in settings.labels_named().items()
         }
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         """Steps without a term, an epoch that could be kept from before a term starts, and patience
         with weights that are not the best."""
         yield from self._training_mistakes(context)
         yield from super().mistakes(context)
 
-    def _training_mistakes(self, context: Context) -> Iterator[str]:
+    def _training_mistakes(self, context: Context) -> Iterator[Mistake]:
         location, losses = context.location, self.losses
         if self.patience is not None and self.keep != "best":
-            yield (
-                f"{location}.patience={self.patience}: training would end after epochs without a "
+            yield Mistake(
+                f"{location}.patience={self.patience}",
+                f"training would end after epochs without a "
                 f"better score, and keep={self.keep} keep the last of them. Set "
-                f"{location}.keep=best, or take patience out."
+                f"{location}.keep=best, or take patience out.",
             )
         late = {name: term.start for name, term in losses.items() if term.start > 0}
         if late and self.keep == "best":
             name = max(late, key=lambda name: late[name])
-            yield (
-                f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
-                f"before the term is active. Set {location}.keep=last."
+            yield Mistake(
+                f"{location}.losses.{name}.from={late[name]:g}",
+                f"keep=best could keep an epoch from "
+                f"before the term is active. Set {location}.keep=last.",
             )
         moving = [term for term in losses.values() if term.moves_student]
         if not moving:
-            yield (
-                f"{location}.losses: {', '.join(losses)} has no gradient for the student, which "
-                "would learn nothing. Add a term that has one, such as cross_entropy."
+            yield Mistake(
+                f"{location}.losses",
+                f"{', '.join(losses)} has no gradient for the student, which "
+                "would learn nothing. Add a term that has one, such as cross_entropy.",
             )
             return
         covered = 0.0
@@ -199,10 +204,11 @@ class TrainingPhase(Training, PhaseSettings):
             covered = max(covered, until)
         if covered < 1:
             later = (term.start for term in moving if term.start > covered)
-            yield (
-                f"{location}.losses: no term is active from {covered:g} to "
+            yield Mistake(
+                f"{location}.losses",
+                f"no term is active from {covered:g} to "
                 f"{min(later, default=1):g} of the phase's steps. Let `from` and `until` of the "
-                "terms meet."
+                "terms meet.",
             )
 
 

@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.codecs import Codec, Compact
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.part import Needs, Part, a_key_each, alone
@@ -116,13 +117,13 @@ class FineTune(TrainingPhase):
         focus = {"focus.classes": self.focus.classes} if self.focus is not None else {}
         return {**focus, **super().labels_named()}
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         yield from super().mistakes(context)
         for model in self.models:
             if model not in context.models:
-                yield (
-                    f"{context.location}.models: no model {model!r} here. There are: "
-                    f"{', '.join(sorted(context.models))}."
+                yield Mistake(
+                    f"{context.location}.models",
+                    f"no model {model!r} here. There are: {', '.join(sorted(context.models))}.",
                 )
         yield from self._taught_control(context)
         if self.shared_head:
@@ -132,50 +133,56 @@ class FineTune(TrainingPhase):
             has = "has a class for each word" if task.predicts == "tag" else "has no classes"
             for key in ("focus", "per_class"):
                 if getattr(self, key):
-                    yield (
-                        f"{context.location}.{key}: chooses examples by class, and "
-                        f"{task.location}.type={task.type} {has}. Take the key out."
+                    yield Mistake(
+                        f"{context.location}.{key}",
+                        "chooses examples by class, and "
+                        f"{task.location}.type={task.type} {has}. Take the key out.",
                     )
         elif self.per_class is not None and task.predicts == "labels":
             limit = f"{task.location}.data.limit.{self.split}={self.per_class}"
-            yield (
-                f"{context.location}.per_class: caps the examples of each class, and with "
+            yield Mistake(
+                f"{context.location}.per_class",
+                f"caps the examples of each class, and with "
                 f"{task.location}.type={task.type} an example has any number of them. Set {limit} "
-                "instead, or take the key out."
+                "instead, or take the key out.",
             )
 
-    def _taught_control(self, context: Context) -> Iterator[str]:
+    def _taught_control(self, context: Context) -> Iterator[Mistake]:
         """A control that would go on from the student that it is to be compared with."""
-        start = context.step.model("student")
+        start = context.model("student")
         taught = start.distilled and start.head == context.task_name
         if taught and self.models == ["student"] and self.save_as is not None:
             assert start.made_by is not None
-            by = f"phases.{context.recipe.phase_names()[start.made_by]}"
-            yield (
-                f"{context.location}.models: `student` is by now the one that {by} has trained, "
+            by = f"phases.{context.phase_names[start.made_by]}"
+            yield Mistake(
+                f"{context.location}.models",
+                f"`student` is by now the one that {by} has trained, "
                 f"and {self.save_as!r} would go on from it. For a student without teachers put "
                 f"this phase before {by}; to go on from it name it there with save_as, and here "
-                "with models."
+                "with models.",
             )
 
-    def _shared_head_mistakes(self, context: Context) -> Iterator[str]:
+    def _shared_head_mistakes(self, context: Context) -> Iterator[Mistake]:
         location, task = context.location, context.task
-        others = [name for name in self.models if name not in context.recipe.teachers]
+        others = [name for name in self.models if name not in context.given]
         if len(self.models) == 1:
-            yield (
-                f"{location}.shared_head=true: `models` names {self.models[0]} alone, which shares "
-                "its head with nobody. Name two teachers or more, or take shared_head out."
+            yield Mistake(
+                f"{location}.shared_head=true",
+                f"`models` names {self.models[0]} alone, which shares "
+                "its head with nobody. Name two teachers or more, or take shared_head out.",
             )
         elif others and others[0] in context.models:
-            yield (
-                f"{location}.models: {others[0]!r} is none of the recipe's teachers, and with "
+            yield Mistake(
+                f"{location}.models",
+                f"{others[0]!r} is none of the recipe's teachers, and with "
                 "shared_head=true teachers are trained together. There are: "
-                f"{', '.join(context.recipe.teachers) or 'none'}."
+                f"{', '.join(context.given) or 'none'}.",
             )
         if task.heads[0] != "ForSequenceClassification":
-            yield (
-                f"{location}.shared_head=true: shares the layers that classify a text, and "
-                f"{task.location}.type={task.type} has no such layers. Take shared_head out."
+            yield Mistake(
+                f"{location}.shared_head=true",
+                f"shares the layers that classify a text, and "
+                f"{task.location}.type={task.type} has no such layers. Take shared_head out.",
             )
 
 
@@ -222,19 +229,21 @@ class ExpandVocabulary(PhaseSettings):
     def vocabulary(self) -> int:
         return self.size
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A task without a vocabulary to predict, and a start that is not there."""
         if context.task.predicts != "token":
-            yield (
-                f"{context.location}: adds rows to what a masked-lm predicts, and the task's type "
+            yield Mistake(
+                f"{context.location}",
+                f"adds rows to what a masked-lm predicts, and the task's type "
                 f"is {context.task.type}. Name a masked-lm task (task: NAME), or take the phase "
-                "out."
+                "out.",
             )
-        if self.start not in context.models - set(context.recipe.teachers):
-            there = context.models - set(context.recipe.teachers)
-            yield (
-                f"{context.location}.start: no student {self.start!r} before this phase. There "
-                f"are: {', '.join(sorted(there))}."
+        if self.start not in context.models - set(context.given):
+            there = context.models - set(context.given)
+            yield Mistake(
+                f"{context.location}.start",
+                f"no student {self.start!r} before this phase. There "
+                f"are: {', '.join(sorted(there))}.",
             )
 
 
@@ -325,11 +334,11 @@ class Cache(FollowingPhase):
     def lists(self) -> dict[str, list[str]]:
         return {"splits": self.splits, **super().lists()}
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         yield from super().mistakes(context)
         why = context.task.not_cacheable()
         if why is not None:
-            yield f"{context.location}: {why}"
+            yield Mistake(f"{context.location}", f"{why}")
 
 
 class Distil(TrainingPhase, FollowingPhase):
@@ -388,13 +397,14 @@ class Distil(TrainingPhase, FollowingPhase):
         for routing in self.routing:
             yield "routing", routing
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A start or a teacher that is not there, and what is wrong with any training."""
         yield from super().mistakes(context)
         if self.start not in context.models:
-            yield (
-                f"{context.location}.start: no model {self.start!r} before this phase. There are: "
-                f"{', '.join(sorted(context.models))}."
+            yield Mistake(
+                f"{context.location}.start",
+                f"no model {self.start!r} before this phase. There are: "
+                f"{', '.join(sorted(context.models))}.",
             )
 
 
@@ -425,12 +435,13 @@ class Evaluate(PhaseSettings):
     def runs_teachers(self) -> bool:
         return True
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A model that has the name of the student before training."""
         if self.start and START in context.models:
-            yield (
-                f"{context.location}.start: a model is called {START!r}, which is the name of the "
-                "student before any training here. Rename that model."
+            yield Mistake(
+                f"{context.location}.start",
+                f"a model is called {START!r}, which is the name of the "
+                "student before any training here. Rename that model.",
             )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import field_validator
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.part import Needs, OneOf, Part
 
@@ -74,13 +75,14 @@ class Weighted(Routing):
     """What the weights mix. Default: probabilities for calibrated, losses for ca-mkd and
     mt-bert, else logits."""
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
         if self.mix == "probabilities" and task.predicts == "number":
-            yield (
-                f"{context.location}.mix=probabilities: with {task.location}.type={task.type} "
+            yield Mistake(
+                f"{context.location}.mix=probabilities",
+                f"with {task.location}.type={task.type} "
                 "teachers predict numbers, and no probabilities. Leave mix out: numbers are mixed "
-                "as logits are."
+                "as logits are.",
             )
 
 

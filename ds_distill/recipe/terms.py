@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.part import Needs, Part, a_key_each
 from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Share, keyed
@@ -111,12 +112,13 @@ class CrossEntropyLoss(TermSettings):
         named = self.class_weights
         return {"class_weights": list(named)} if isinstance(named, dict) else {}
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
         if self.class_weights is not None and task.predicts not in ("class", "tag"):
-            yield (
-                f"{context.location}.class_weights: weighs examples by their one class, and with "
-                f"{task.location}.type={task.type} they do not have one. Take the key out."
+            yield Mistake(
+                f"{context.location}.class_weights",
+                f"weighs examples by their one class, and with "
+                f"{task.location}.type={task.type} they do not have one. Take the key out.",
             )
 
 
@@ -223,13 +225,14 @@ class LogitMSELoss(RowTerm):
     def logits_in_chunks(self) -> bool:
         return True
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
         if task.predicts == "span":
-            yield (
-                f"{context.location}: takes a mean over classes, and with "
+            yield Mistake(
+                f"{context.location}",
+                f"takes a mean over classes, and with "
                 f"{task.location}.type={task.type} these are the tokens of a window, of which each "
-                "row has another number. Take kl."
+                "row has another number. Take kl.",
             )
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.open_source import open_source
-from ds_distill.errors import UserError
+from ds_distill.errors import Mistake, UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric, build_metrics, model_report
 from ds_distill.parts import Compared, DataSource, Needs, Routing
@@ -192,7 +192,7 @@ def test_what_a_part_needs_is_checked(needs, override, says, mistakes, monkeypat
 
 def test_a_rule_of_a_part_is_asked_with_its_location(mistakes, monkeypatch):
     def rule(self, context):
-        yield f"{context.location}: {self.temperature} of {sorted(context.models)}"
+        yield Mistake(context.location, f"{self.temperature} of {sorted(context.models)}")
 
     monkeypatch.setattr(TERMS["kl"], "mistakes", rule)
     names = ["first", "second", "student"]

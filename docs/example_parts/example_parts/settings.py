@@ -13,6 +13,7 @@ from ds_distill.parts import (
     Compared,
     Context,
     CountMetric,
+    Mistake,
     Name,
     Needs,
     PhaseSettings,
@@ -77,9 +78,9 @@ class Soup(PhaseSettings):
     def lists(self) -> dict[str, list[str]]:
         return {"models": self.models}
 
-    def mistakes(self, context: Context) -> Iterator[str]:
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
         for model in self.models:
             if model not in context.models:
                 known = ", ".join(sorted(context.models))
-                at = f"{context.location}.models"
-                yield f"{at}: no model {model!r} before this phase, only {known}."
+                what = f"no model {model!r} before this phase, only {known}."
+                yield Mistake(f"{context.location}.models", what)
