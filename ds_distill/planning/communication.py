@@ -104,11 +104,7 @@ def communication_seconds(sent: Iterable[Sent], ranks: int, device: Device) -> f
     rate = bandwidth * OF_LINKS
     total = 0.0
     for one in sent:
-        # Gloo scatters what it has reduced by an all-reduce.
-        twice = one.collective == "all_reduce" or (
-            one.collective == "reduce_scatter" and not device.is_gpu
-        )
-        rounds = 2 if twice else 1
+        rounds = 2 if one.collective == "all_reduce" else 1
         moved = rounds * one.bytes * (ranks - 1) / ranks
         total += moved / rate + one.calls * (rounds * hops + device.launch)
     return total

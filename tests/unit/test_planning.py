@@ -401,6 +401,14 @@ def test_the_command_shows_and_writes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2 x h100" in done.output and "  live stage 3" in done.output
     assert "cached stage 1" not in done.output and "--all" in done.output
+    heads, row = (
+        line for line in done.output.splitlines() if line.startswith(("run as", "  live"))
+    )
+    shown = dict(zip(heads.split()[2:], row.split()[3:], strict=False))  # a step has a unit
+    [chosen] = (one["chosen"] for one in json.loads(told.read_text())["jobs"])
+    held = {**chosen["states"], **{key: chosen[key] for key in ("activations", "signals", "total")}}
+    held |= {"teachers": sum(held["teachers"].values()), "logits": chosen["head"]}
+    assert {name: f"{size / GIB:.2f}" for name, size in held.items()}.items() <= shown.items()
     whole = run(file, "--gpus", "2", "--gpu", "H100", "--all").output
     assert "* live stage 3" in whole and "cached stage 1" in whole
     assert "Cache for distil: pays" in done.output
