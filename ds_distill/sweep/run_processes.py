@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,11 @@ class Pool:
         """
         self.jobs, self.gpus, self.ranks = jobs, gpus, ranks
         self._running: dict[int, tuple[Child, subprocess.Popen[bytes]]] = {}
-        self._ends = False
+        self._ends, self._starts = False, threading.RLock()
 
     def run(
         self, children: Sequence[Child], waiting: Callable[[list[Child]], None]
-    ) -> Iterator[tuple[Child, int, float]]:
+    ) -> Generator[tuple[Child, int, float]]:
         """(child, exit code, seconds) as each ends. waiting: called with those that run, where none
         has ended for TELLS_EVERY seconds."""
         slots = SimpleQueue[int]()
@@ -57,17 +58,22 @@ class Pool:
             slots.put(slot)
         with ThreadPoolExecutor(self.jobs) as threads:
             left = {threads.submit(self._run, child, slots) for child in children}
-            while left:
-                done, left = wait(left, TELLS_EVERY, FIRST_COMPLETED)
-                if not done:
-                    waiting([child for child, _ in [*self._running.values()]])
-                yield from (each.result() for each in done)
+            try:
+                while left:
+                    done, left = wait(left, TELLS_EVERY, FIRST_COMPLETED)
+                    if not done:
+                        waiting([child for child, _ in [*self._running.values()]])
+                    yield from (each.result() for each in done)
+            finally:
+                if left:  # a mistake of ours: the threads would see the others through
+                    self.end(at_once=True)
 
     def _run(self, child: Child, slots: SimpleQueue[int]) -> tuple[Child, int, float]:
         slot, began = slots.get(), time.monotonic()
-        if self._ends:
-            return child, STOPPED, 0.0
-        with open(child.log, "ab") as log:
+        with self._starts, open(child.log, "ab") as log:
+            if self._ends:
+                slots.put(slot)
+                return child, STOPPED, 0.0
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ds_distill", *child.arguments],
                 env=self.environment(slot),
@@ -77,7 +83,7 @@ class Pool:
                 start_new_session=True,
                 preexec_fn=ends_with(os.getpid()),  # and when this thread does, which waits
             )
-        self._running[slot] = child, process
+            self._running[slot] = child, process
         code = shell_code(process.wait())
         del self._running[slot]
         slots.put(slot)
@@ -97,7 +103,8 @@ class Pool:
 
     def end(self, at_once: bool) -> bool:
         """End what runs, and say whether a run has saved its work; see `exit_on_signal`."""
-        self._ends = True
+        with self._starts:
+            self._ends = True
         running = [process for _, process in [*self._running.values()]]
         until = time.monotonic() + (0 if at_once else GRACE)
         if not at_once:  # all of them first: each trains on until it is asked

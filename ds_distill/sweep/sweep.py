@@ -13,6 +13,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,16 +184,17 @@ class Sweep:
 
         failed: list[str] = []
         taken = 0.0
-        for number, (child, code, seconds) in enumerate(pool.run(children, waiting), 1):
-            taken += seconds
-            left = (len(children) - number) * taken / number / pool.jobs
-            text = f"[{number}/{len(children)}] {child.name}: "
-            if code:
-                failed.append(child.name)
-                text += f"failed with exit code {code}; {child.log} tells why"
-            else:
-                text += f"{ended(child.name)}, {duration(seconds)}"
-            say(text + (f" (about {duration(left)} left)" if left else ""))
+        with closing(pool.run(children, waiting)) as ends:
+            for number, (child, code, seconds) in enumerate(ends, 1):
+                taken += seconds
+                left = (len(children) - number) * taken / number / pool.jobs
+                text = f"[{number}/{len(children)}] {child.name}: "
+                if code:
+                    failed.append(child.name)
+                    text += f"failed with exit code {code}; {child.log} tells why"
+                else:
+                    text += f"{ended(child.name)}, {duration(seconds)}"
+                say(text + (f" (about {duration(left)} left)" if left else ""))
         return failed
 
     def _end_of(self, keep: bool) -> Callable[[str], str]:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -474,3 +475,23 @@ def test_files_of_the_working_folder_are_no_libraries(
     child = Child("one", ("--version",), tmp_path / "log.txt")
     [(_, code, _)] = Pool(1).run([child], lambda running: None)
     assert code == 0, child.log.read_text()
+
+
+def test_a_mistake_of_ours_ends_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads would wait for them, and begin the others."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$4" = short ] || exec sleep 600\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    names = ["short", "long", "longer", "longest"]
+    children = [Child(name, (name,), tmp_path / f"{name}.txt") for name in names]
+    pool = Pool(2)
+
+    def fails(ended: Any) -> None:
+        with closing(ended):
+            assert next(ended)[0].name == "short"
+            raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        fails(pool.run(children, lambda running: None))
+    assert not pool._running
