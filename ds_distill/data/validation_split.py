@@ -1,6 +1,6 @@
 """The two parts of a labelled split: one to fit routing, the other to choose epochs and students.
 
-Routing that was fitted on a split (temperatures, confusions, a gate) looks too good on it, and so
+Routing that was fitted on a split (temperatures, a gate) looks too good on it, and so
 does every student that follows it. So where an expertise phase reads the split by which epochs and
 students are chosen, each of its examples is in one of two parts. Both have as many of each class,
 and groups are whole: see `ds_distill.data.groups.assigned`.

@@ -180,9 +180,8 @@ def _uses(uses: Sequence[Mapping[str, Any]]) -> Table:
         rows.append([one["use"], one["split"], f"{one['examples']:,}", of])
     note = (
         "train: weights were trained on them. fit: routing was fitted on them (temperatures, "
-        "confusions, a gate). choose: the best score on them chose the epoch and the shipped "
-        "student; where a split is also used to fit, these are its other part. judge: the figures "
-        "on this page."
+        "a gate). choose: the best score on them chose the epoch and the shipped student; where "
+        "a split is also used to fit, these are its other part. judge: the figures on this page."
     )
     return Table("", ["use", "split", "examples", "of"], rows, [note])
 
