@@ -18,6 +18,7 @@ from ds_distill.data.pretrained import check_nodes
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import read_json
 from ds_distill.models.configuration import usable_length
+from ds_distill.recipe.references import saved_otherwise
 
 ALLOWANCE = 1 << 24
 """Weights of one kind, 64 MiB in fp32, that a configuration may have beyond those in the files: a
@@ -63,20 +64,14 @@ def check_weights(reference: str, config: PreTrainedConfig, revision: str | None
             _named_in(found)
         return
     check_nodes(reference)
-    if (folder / _ADAPTER).exists():
-        raise UserError(
-            f"model {reference!r} is an adapter ({_ADAPTER}), which changes the weights of another "
-            "model. Merge the two (peft's merge_and_unload), and save what comes out."
+    files, index = [folder / SAFE_WEIGHTS_NAME], folder / SAFE_WEIGHTS_INDEX_NAME
+    if (folder / _ADAPTER).exists() or not (files[0].is_file() or index.is_file()):
+        what = saved_otherwise(folder) or (
+            f"has no safetensors weights ({SAFE_WEIGHTS_NAME}). Convert it: load it with "
+            "transformers and call save_pretrained."
         )
-    files = [folder / SAFE_WEIGHTS_NAME]
+        raise UserError(f"model {reference!r} {what}")
     if not files[0].is_file():
-        index = folder / SAFE_WEIGHTS_INDEX_NAME
-        if not index.is_file():
-            raise UserError(
-                f"model {reference!r}: the folder has no safetensors weights "
-                f"({SAFE_WEIGHTS_NAME}). Convert it: load it with transformers and call "
-                "save_pretrained."
-            )
         files = [folder / name for name in _named_in(index)]
         for file in files:
             if not file.is_file():

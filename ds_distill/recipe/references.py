@@ -12,6 +12,28 @@ DATA_FOLDER = "data:"
 """What the path of data in a recipe's `data_folder` begins with."""
 
 
+_OTHERS = {
+    "adapter_config.json": "is an adapter ({0}), as PEFT writes it, which changes the weights of "
+    "another model. Merge the two (peft's merge_and_unload), and save what comes out.",
+    "zero_to_fp32.py": "is a ZeRO checkpoint, whose weights lie in pieces. Put them together: "
+    "python {0} {1} {1} --safe_serialization",
+    "checkpoint-*": "has no model of its own, but checkpoints of transformers' Trainer inside. "
+    "Name one of them, such as {0}",
+    "pytorch_model*.bin": "has no safetensors, but pickled weights ({0}), which may run code and "
+    "are not read. Load it with transformers, and call save_pretrained.",
+}
+"""What people have in place of a model: a file that tells it, and what helps: {0} is the file, {1}
+the folder."""
+
+
+def saved_otherwise(folder: Path) -> str | None:
+    """What a folder holds in place of a model that transformers has saved, and what helps."""
+    for pattern, what in _OTHERS.items():
+        if found := sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name)):
+            return what.format(found[-1], folder)
+    return None
+
+
 def resolve_model(reference: str, models_folder: str | None = None) -> str:
     """A local folder, or a hub id for transformers to fetch.
 
@@ -25,10 +47,11 @@ def resolve_model(reference: str, models_folder: str | None = None) -> str:
     path = Path(reference).expanduser()
     if os.path.isdir(path):  # of a name that no file can have: False, where Path's raises
         if not (path / "config.json").is_file():
-            raise UserError(
-                f"model {reference!r}: the folder has no config.json, so it is not a model saved "
-                "by transformers. Give the folder that save_pretrained wrote."
+            what = saved_otherwise(path) or (
+                "is a folder that has no config.json, so it is not a model saved by transformers. "
+                "Give the folder that save_pretrained wrote."
             )
+            raise UserError(f"model {reference!r} {what}")
         return str(path)
     looks_local = reference.startswith((".", "/", "~")) or reference.count("/") > 1
     if models_folder is not None and not looks_local:
