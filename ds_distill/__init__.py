@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ds_distill.cache.reader import CacheReader
-    from ds_distill.check.recipe import check_all as check_recipe
+    from ds_distill.check.check import check_all as check_recipe
     from ds_distill.errors import UserError
     from ds_distill.evaluation.classifier import evaluate
     from ds_distill.keys import content_keys
@@ -95,7 +95,7 @@ _MODULES = {
     "Term": "losses",
     "TermInputs": "losses",
     "UserError": "errors",
-    "check_recipe": "check.recipe:check_all",
+    "check_recipe": "check.check:check_all",
     "content_keys": "keys",
     "distil": "one_call",
     "evaluate": "evaluation.classifier",

@@ -196,7 +196,7 @@ def _check(work: Work, options: LaunchOptions, ranks: int) -> None:
     if options.rdzv_endpoint is None:  # else another machine may have begun, and this one joins
         work.folder.check_new_or_same(work.recipe, work.resume)
     # Behind what can be told at once: these imports take many seconds.
-    from ds_distill.check.recipe import check_data, check_recipe, open_sources
+    from ds_distill.check.check import check_data, check_recipe, open_sources
 
     here, gpus = options.num_gpus or 0, len(visible_gpus())
     cores = len(os.sched_getaffinity(0))

@@ -1,5 +1,7 @@
 """Everything that can be wrong with a recipe, found before a model is loaded.
 
-`recipe` asks all and tells it with file and line; `needs` has the rules of phases and their parts,
-`models` those of configurations and tokenizers, `data` and `labels` those of splits and classes.
+`check` asks all and tells it with file and line. A rule is a function that gives each `Mistake`. It
+lives by what it is about: one section of a recipe, its validator (`ds_distill.recipe`); one part,
+its `mistakes` there; across phases, `phases`; models, `models`; data, `data`, with `labels` for
+teachers' labels and `predictions` for their files. What is no mistake is in `notes`.
 """

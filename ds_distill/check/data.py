@@ -1,8 +1,9 @@
-"""What is wrong with the data of a recipe's task, and what is worth a note."""
+"""What is wrong with the data of a recipe's task: its splits, whether metrics have a value on them,
+and the teachers that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -12,32 +13,33 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
-from ds_distill.check.metrics import metric_mistakes, no_value
+from ds_distill.check.notes import class_counts, class_notes, count_lines
 from ds_distill.check.predictions import Predictions
-from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source
+from ds_distill.data.sources import Source, has_labels
 from ds_distill.data.sources import located as of_task
+from ds_distill.data.teacher_column import teacher_names
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
 )
-from ds_distill.errors import Mistake, UserError, collecting, located
+from ds_distill.errors import Mistake, UserError, collecting, did_you_mean, located
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.phase import TrainingPhase
 from ds_distill.recipe.phases import PHASES, Expertise, FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.recipe.training import Training
 
 WORTH_A_NOTE = 0.05
@@ -369,3 +371,130 @@ def _strata(data: datasets.Dataset) -> np.ndarray:
         return strata_of(as_numpy(data, "label"))
     offsets, labels = flat_lists(data, "label")
     return strata_of(labels.astype(np.int64), offsets)
+
+
+def metric_mistakes(
+    recipe: Recipe,
+    task_name: str,
+    labels: list[str],
+    splits: Mapping[str, datasets.Dataset],
+    class_counts: Mapping[str, np.ndarray],
+) -> Iterator[Mistake]:
+    """A metric that names labels which the task has not, or has no label to be about; and one
+    without a value on a split that chooses or judges, which a run would find after its trainings.
+
+    splits: those that are read. class_counts: of those that are labelled with classes.
+    """
+    task = recipe.tasks_by_name[task_name]
+    mistakes = list(metric_of(task)(task.metric, labels).label_mistakes())
+    at = f"{task.location}.metric"
+    yield from (Mistake(f"{at}.{key}" if key else at, what) for key, what in mistakes)
+    if mistakes:
+        return
+    for split, phase in _judging(recipe, task_name).items():
+        if task.predicts == "number" and split in splits and has_labels(splits[split]):
+            counts = np.unique(as_numpy(splits[split], "label"), return_counts=True)[1]
+        elif split in class_counts:
+            counts = class_counts[split]
+        else:
+            continue
+        where, remedy = f"split {split!r}", "it, or take another split"
+        yield from no_value(task, labels, splits[split], counts, phase, where, remedy)
+
+
+def no_value(
+    task: TaskSettings,
+    labels: list[str],
+    data: datasets.Dataset,
+    counts: np.ndarray,
+    phase: str,
+    where: str,
+    remedy: str,
+) -> Iterator[Mistake]:
+    """The first metric that a phase reports which has no value on some examples.
+
+    data: the examples. counts: how many of them, or of their words, have each label. where: which
+        they are. remedy: what to add some to.
+    """
+    over = TASKS[task.type].over
+    examples = int(counts.sum()) if "words" in data.column_names else len(data)
+    for name, settings in reported_metrics(over, task.metric, labels).items():
+        metric = METRICS[over][name](settings, labels)
+        if (why := metric.no_value(counts, examples)) is None:
+            continue
+        other = f", or another metric with {task.location}.metric=NAME"
+        yield Mistake(
+            f"phases.{phase}",
+            f"metric {metric.name} has no value on {where}: {why}. Add examples "
+            f"to {remedy}{'' if over in metric.reported else other}.",
+        )
+        return  # of others the reason is the same
+
+
+def _judging(recipe: Recipe, task_name: str) -> dict[str, str]:
+    """The splits on which a task's metrics are computed, and the first phase that does."""
+    found: dict[str, str] = {}
+    for name, phase in recipe.named_phases(task_name):
+        splits = [CHOOSING_SPLIT] if isinstance(phase, Training) else []
+        if PHASES[phase.kind].makes in ("evaluation", "expertise"):
+            splits = [split for split, _ in phase.reads]
+        for split in splits:
+            found.setdefault(split, name)
+    return found
+
+
+def named_teacher_mistakes(
+    recipe: Recipe, task_name: str, source: Source, read: Mapping[str, datasets.Dataset]
+) -> Iterator[Mistake]:
+    """Of each phase of a task that follows the teachers that its examples name: that they name
+    none, or one that the phase has not, or that an earlier phase may have left out.
+
+    read: the splits that could be read.
+    """
+    for step in steps(recipe):
+        phase = step.phase
+        if step.task_name != task_name or not isinstance(phase, TrainingPhase):
+            continue
+        for key, part in phase.parts():
+            if not part.all_needs().teacher_ids:
+                continue
+            leaves = [one.name for one in step.earlier_of_task() if one.phase.leaves_out_teachers]
+            if leaves and phase.followed is None:
+                yield Mistake(
+                    f"phases.{step.name}.{key}",
+                    f"{part.part_name} follows the teacher that each example "
+                    f"names, and phases.{leaves[-1]} may leave it out. Set follow: "
+                    f"[{', '.join(step.teachers)}], or take leave_out out.",
+                )
+            if phase.split in read:
+                location = f"phases.{step.name}.{key}"
+                for why in _unnamed(phase.split, step.teachers, source, read):
+                    yield Mistake(location, f"{part.part_name}{why}")
+
+
+def _unnamed(
+    split: str, teachers: Sequence[str], source: Source, read: Mapping[str, datasets.Dataset]
+) -> Iterator[str]:
+    """What goes on after the policy's name."""
+    data, key = read[split], f"{source.task.location}.data.columns.teacher"
+    found = teacher_names(data)
+    if found is None:
+        yield (
+            f" follows the teacher that each example names, and those of split {split!r} name "
+            f"none. Set {key} to the column that has the names."
+        )
+        return
+    names, numbers = found
+    for number, name in enumerate(names):
+        if name in teachers:
+            continue
+        rows = (numbers == number).nonzero()[0]
+        first = data[int(rows[0])]
+        at = first["key_hi"], first["key_lo"]
+        where = source.locations(split, {at}).get(at, f"split {split!r}")
+        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        yield (
+            f": {where}{more}: {name!r} is no teacher of this phase, which has "
+            f"{', '.join(teachers)}.{did_you_mean(name, teachers)} Correct the name, or leave it "
+            "out: such an example follows all teachers alike."
+        )

@@ -1,4 +1,4 @@
-"""Mistakes in and about teachers' files of predictions, and what is worth a note."""
+"""What is wrong with teachers' files of predictions, and what is worth a note."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 
+from ds_distill.check.phases import has_files
 from ds_distill.data.columns import example_keys
 from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
 from ds_distill.data.sources import Source
@@ -16,69 +17,12 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import Mistake, UserError
 from ds_distill.keys import among_keys
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import StepContext, steps
+from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, Cache, Distil, Expertise, PhaseSettings
 from ds_distill.recipe.references import predictions_file
-from ds_distill.recipe.tasks import TaskSettings
 
 SHOWN = 3
 """Examples without an entry that a message names."""
-
-
-def file_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
-    """Phases that train such a teacher, read its states or attention, or have a task of which it
-    can say nothing."""
-    files = context.recipe.from_files
-    for name in phase.starts:
-        if name in files:
-            yield Mistake(
-                context.location,
-                f"trains {name!r}, of which there is a file of predictions and "
-                "no model. Name a teacher with a model, or the student.",
-            )
-    asked = [name for name in context.teachers if name in files] if phase.runs_teachers else []
-    if not asked:
-        return
-    whose = f"teacher {asked[0]!r} is a file of predictions"
-    task = context.task
-    if len(context.recipe.tasks_by_name) > 1:
-        yield Mistake(
-            f"teachers.{asked[0]}.predictions", "a file is of one task, and the recipe has several."
-        )
-    if not has_files(task):
-        yield Mistake(
-            f"teachers.{asked[0]}.predictions",
-            f"phase {context.step.name!r} is of "
-            f"{task.location}.type={task.type}, and a file is read for texts or words with "
-            "labels, and for numbers. Give a model.",
-        )
-        return
-    if isinstance(phase, Expertise) and phase.states:
-        yield Mistake(
-            f"{context.location}.states",
-            f"lets the gate read the teachers' states, and {whose}, "
-            f"which has none. Set {context.location}.states=false.",
-        )
-    if isinstance(phase, Cache) and phase.hidden:
-        yield Mistake(
-            f"{context.location}.hidden",
-            f"keeps the teachers' states, and {whose}, which has none. "
-            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME].",
-        )
-    for key, part in phase.parts():
-        needs = part.all_needs()
-        if needs.states or needs.live_teachers:
-            yield Mistake(
-                f"{context.location}.{key}",
-                f"reads the teachers' states or attention, and {whose}, "
-                f"which has none. Take {part.part_name} out, or leave the teacher out with "
-                f"{context.location}.follow=[NAME].",
-            )
-
-
-def has_files(task: TaskSettings) -> bool:
-    """Whether files are read for such tasks."""
-    return task.rows != "question" and task.predicts != "token"
 
 
 class Predictions:

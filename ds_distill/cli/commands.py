@@ -175,7 +175,7 @@ def check(given: Given) -> None:
         raise
     import_without_torch()
     quiet_libraries()
-    from ds_distill.check.recipe import check_all
+    from ds_distill.check.check import check_all
 
     counts: list[str] = []
     with announced(partial(say, error=True)):

@@ -82,7 +82,7 @@ def _trainings(
     quiet_libraries()
     import torch
 
-    from ds_distill.check.recipe import open_sources
+    from ds_distill.check.check import open_sources
     from ds_distill.profiling.shorten import shortening, total_steps
     from ds_distill.profiling.table import trainings_text
     from ds_distill.profiling.trainings import profile_trainings

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.check.recipe import open_sources
+from ds_distill.check.check import open_sources
 from ds_distill.errors import UserError
 from ds_distill.evaluation.scores import difference
 from ds_distill.export.comparison import (

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ds_distill.check.expansions import expanded_mistakes
-from ds_distill.check.models import one_head_mistakes
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.models import expanded_mistakes, one_head_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype, resolved_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.check.recipe import open_sources
+from ds_distill.check.check import open_sources
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.recipe import Recipe

@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import transformers
 
-from ds_distill.check.recipe import check_data, check_recipe, notes, open_sources
+from ds_distill.check.check import check_data, check_recipe, notes, open_sources
 from ds_distill.engine.config import find_config
 from ds_distill.engine.precision import check_device, resolved_name
 from ds_distill.engine.world import World

@@ -15,7 +15,7 @@ from toys import TOY_FILLERS, TOY_WORDS, break_word
 from transformers import AutoModelForTokenClassification
 
 from ds_distill import run_recipe
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 

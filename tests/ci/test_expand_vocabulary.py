@@ -29,7 +29,7 @@ from toys import TOY_FILLERS, toy_vocabulary
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK

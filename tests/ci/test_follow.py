@@ -12,7 +12,7 @@ import yaml
 from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
 
 from ds_distill import load_recipe, run_recipe
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS

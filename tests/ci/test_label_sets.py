@@ -17,7 +17,7 @@ import yaml
 from runs import losses
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json

@@ -14,7 +14,7 @@ import transformers as tr
 import yaml
 from unit.test_recipes_builtin import THESIS
 
-from ds_distill.check.recipe import check_recipe
+from ds_distill.check.check import check_recipe
 from ds_distill.recipe import Recipe, load_recipe
 
 STUDENTS = ["expertise", "average", "random"]

@@ -18,7 +18,7 @@ from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
 
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.data import predictions
 from ds_distill.data import words as data_words
 from ds_distill.data.open_source import open_source

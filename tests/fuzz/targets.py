@@ -30,7 +30,7 @@ from mutations import (
 from safetensors.torch import load_file
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.engine.world import World
 from ds_distill.predictors.file import predict_file
 from ds_distill.predictors.prediction import predict

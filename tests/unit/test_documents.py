@@ -25,8 +25,8 @@ import torch
 import typer.main
 import yaml
 
-from ds_distill.check.needs import phase_mistakes
-from ds_distill.check.recipe import check_recipe, name_mistakes
+from ds_distill.check.check import check_recipe, name_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ds_distill.check.expansions import expanded_mistakes
+from ds_distill.check.models import expanded_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 

@@ -19,7 +19,7 @@ from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
-from ds_distill.check.recipe import check_all
+from ds_distill.check.check import check_all
 from ds_distill.cli import app
 from ds_distill.recipe import load_recipe
 

@@ -14,7 +14,7 @@ from toys import make_tiny_bert, make_toy_classifier, toy_vocabulary
 from typer.testing import CliRunner
 
 from ds_distill import Batch, PaddedView, Router
-from ds_distill.check.teacher_column import named_teacher_mistakes
+from ds_distill.check.data import named_teacher_mistakes
 from ds_distill.cli import app
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source

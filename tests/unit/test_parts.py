@@ -15,7 +15,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import Mistake, UserError
 from ds_distill.evaluation.predictions import ClassPredictions

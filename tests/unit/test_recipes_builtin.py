@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import transformers as tr
 
+from ds_distill.check.check import check_all, name_mistakes
 from ds_distill.check.models import Models
-from ds_distill.check.needs import phase_mistakes
-from ds_distill.check.recipe import check_all, name_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants

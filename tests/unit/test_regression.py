@@ -19,7 +19,7 @@ from scipy import stats
 from sklearn.metrics import mean_squared_error
 from transformers import BertConfig, BertModel
 
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError

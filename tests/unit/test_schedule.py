@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import BertConfig, BertForSequenceClassification
 
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ds_distill.check.recipe import check_data, open_sources
+from ds_distill.check.check import check_data, open_sources
 from ds_distill.errors import UserError
 from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics

@@ -10,7 +10,7 @@ import yaml
 from toys import make_tiny_bert, toy_vocabulary
 
 from ds_distill.check.models import Models
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe, load_recipe
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.check.recipe import check_data
+from ds_distill.check.check import check_data
 from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source

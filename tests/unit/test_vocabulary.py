@@ -25,7 +25,7 @@ from transformers import (
 )
 from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, OLD, UNKNOWN, hostile
 
-from ds_distill.check.expansions import expansion_mistakes
+from ds_distill.check.models import expansion_mistakes
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.tokenise import TokenTable, tokenise

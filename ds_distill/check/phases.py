@@ -1,17 +1,18 @@
-"""Whether each phase of a recipe finds what it and its parts need. What else can be wrong with a
-part it says itself."""
+"""What is wrong across phases: whether each finds what it and its parts need. What else is wrong
+with a part it says itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
-from ds_distill.check.predictions import file_mistakes
-from ds_distill.errors import Mistake
+from ds_distill.errors import Mistake, UserError
+from ds_distill.files import why_unwritable
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.lineage import StepContext, context_of, steps
 from ds_distill.recipe.part import Part
-from ds_distill.recipe.phases import Cache, PhaseSettings
+from ds_distill.recipe.phases import Cache, Expertise, PhaseSettings
 from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import LayeredTerm, RowTerm, SoftenedTerm
@@ -243,3 +244,92 @@ def _of_mixed_tokens(location: str, context: StepContext) -> Mistake:
 
 def _that_keep_logits() -> str:
     return " or ".join(name for name, codec in CODECS.items() if codec.keeps_logits)
+
+
+def file_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
+    """Phases that train such a teacher, read its states or attention, or have a task of which it
+    can say nothing."""
+    files = context.recipe.from_files
+    for name in phase.starts:
+        if name in files:
+            yield Mistake(
+                context.location,
+                f"trains {name!r}, of which there is a file of predictions and "
+                "no model. Name a teacher with a model, or the student.",
+            )
+    asked = [name for name in context.teachers if name in files] if phase.runs_teachers else []
+    if not asked:
+        return
+    whose = f"teacher {asked[0]!r} is a file of predictions"
+    task = context.task
+    if len(context.recipe.tasks_by_name) > 1:
+        yield Mistake(
+            f"teachers.{asked[0]}.predictions", "a file is of one task, and the recipe has several."
+        )
+    if not has_files(task):
+        yield Mistake(
+            f"teachers.{asked[0]}.predictions",
+            f"phase {context.step.name!r} is of "
+            f"{task.location}.type={task.type}, and a file is read for texts or words with "
+            "labels, and for numbers. Give a model.",
+        )
+        return
+    if isinstance(phase, Expertise) and phase.states:
+        yield Mistake(
+            f"{context.location}.states",
+            f"lets the gate read the teachers' states, and {whose}, "
+            f"which has none. Set {context.location}.states=false.",
+        )
+    if isinstance(phase, Cache) and phase.hidden:
+        yield Mistake(
+            f"{context.location}.hidden",
+            f"keeps the teachers' states, and {whose}, which has none. "
+            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME].",
+        )
+    for key, part in phase.parts():
+        needs = part.all_needs()
+        if needs.states or needs.live_teachers:
+            yield Mistake(
+                f"{context.location}.{key}",
+                f"reads the teachers' states or attention, and {whose}, "
+                f"which has none. Take {part.part_name} out, or leave the teacher out with "
+                f"{context.location}.follow=[NAME].",
+            )
+
+
+def has_files(task: TaskSettings) -> bool:
+    """Whether files are read for such tasks."""
+    return task.rows != "question" and task.predicts != "token"
+
+
+def shared_cache_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    """One for each cache phase whose folder cannot be written, or holds a teacher's signals of
+    another max_length. What else they depend on is known when the teachers are trained."""
+    for step in steps(recipe):
+        phase = step.phase
+        if not isinstance(phase, Cache) or phase.is_left_out(recipe.phases[step.number + 1 :]):
+            continue
+        if phase.shared is not None:
+            encoders = [name for name in step.teachers if name not in recipe.from_files]
+            length = recipe.task_of(phase).max_length
+            for why in _folder_mistakes(phase.shared, encoders, length):
+                yield Mistake(f"phases.{step.name}.folder={phase.folder}", why)
+
+
+def _folder_mistakes(folder: Path, teachers: Collection[str], max_length: int) -> Iterator[str]:
+    if folder.is_dir() and any(folder.iterdir()):
+        # Only here: it imports torch, without which `check` takes a third of the time.
+        from ds_distill.cache.build import known_teachers
+        from ds_distill.cache.format import check_fingerprint
+
+        try:
+            known = known_teachers(folder)
+            for name in known.keys() & teachers:
+                check_fingerprint(folder, name, known[name][0], {"max_length": max_length})
+        except UserError as error:
+            yield str(error)
+            return
+        if known:  # it may hold all that is asked for, and is only read then
+            return
+    if (why := why_unwritable(folder)) is not None:
+        yield f"{why}. Name a folder that can be written."

@@ -1,4 +1,4 @@
-"""The classes of a task's examples: how many each split has, and what looks like a mistake."""
+"""What is no mistake, and better known before a run: of phases, and of the classes of examples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,55 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
+from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.data.columns import arrow_column, as_numpy, flat_values
 from ds_distill.data.sources import Source
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import short
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import shippable, trained_on
+
+
+def trained_on_what_chooses(recipe: Recipe) -> list[str]:
+    """A note where models are trained on the split that chooses."""
+    tasks = recipe.tasks_by_name
+    seen = list(
+        dict.fromkeys(n for task in tasks for n in trained_on(recipe, task, CHOOSING_SPLIT))
+    )
+    if not seen:
+        return []
+    verb = "is" if len(seen) == 1 else "are"
+    return [
+        f"{', '.join(seen)} {verb} trained on split {CHOOSING_SPLIT!r}, by which epochs and the "
+        "student to ship are chosen: accuracy on what a model was trained on says nothing of it. "
+        "It is shipped only if there is no other student."
+    ]
+
+
+def ships_the_last(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
+    """A note where there are several students, and nothing chooses between them."""
+    found = shippable(recipe, CHOOSING_SPLIT)
+    if len(found) < 2:
+        return []
+    number, last = found[-1]
+    source = sources[recipe.task_name(recipe.phases[number])]
+    if CHOOSING_SPLIT in source.splits:
+        return []
+    return [
+        f"the students are {', '.join(name for _, name in found)}, and there is no split "
+        f"{CHOOSING_SPLIT!r} to choose by: the last, {last}, is shipped. ships=NAME says another."
+    ]
+
+
+def padding_notes(recipe: Recipe, models: Models) -> Iterator[str]:
+    if recipe.padding == "never":
+        for location, config in models.configs.items():
+            if lacks_flashdeberta(config):
+                yield (
+                    f"padding=never: on a GPU {location} ({config.model_type}) needs the package "
+                    "flashdeberta, which is not installed."
+                )
+
 
 SHOWN = 20
 """Classes named in a line."""
