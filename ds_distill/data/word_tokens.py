@@ -228,15 +228,18 @@ class TextCutter:
     """Cuts texts between words into windows for some tokenizers.
 
     The tokens of a window are those of its part of the text. That is right where words are
-    tokenised each on its own, as BERT, RoBERTa and DeBERTa do. RoBERTa tokenises the first word of
-    a text otherwise than one behind a space: that of a window is tokenised alone.
+    tokenised each on its own, as BERT, RoBERTa and DeBERTa do. Where a space may be
+    part of a token, as of RoBERTa's, the first word of a window is tokenised alone.
     """
 
     def __init__(self, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
         self._tokenizers = tokenizers
         pairs = (TextTokens.of_texts(one, ["a a", "a"]) for one in tokenizers)
-        self._alike = [two.ids.tolist() == one.ids.tolist() * 2 for two, one in pairs]
-        """By tokenizer, whether the first word of a text is tokenised as others."""
+        self._alike = [
+            two.ids.tolist() == one.ids.tolist() * 2 and two.spans.tolist() == [[0, 1], [2, 3]]
+            for two, one in pairs
+        ]
+        """By tokenizer, whether the first word of a text is tokenised as others, without blanks."""
 
         @lru_cache(_ALONE)
         def alone(number: int, word: str) -> TextTokens:
