@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict
 
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.recipe.metrics.metric import Over
 from ds_distill.recipe.phases import PHASES
 
 
@@ -90,7 +91,7 @@ class Expansion(TypedDict):
 
 class Evaluation(TypedDict):
     split: str
-    over: str
+    over: Over
     metric: str
     metric_settings: dict[str, Any]
     examples_mark: NotRequired[str]
@@ -100,6 +101,14 @@ class Evaluation(TypedDict):
     comparisons: list[dict[str, Any]]
     """Of each student with each other model: `student`, `other`, `difference`, `interval`."""
     warnings: NotRequired[list[str]]
+
+
+class EvaluationRecord(Record, Evaluation):
+    """As results.json holds it, and the report reads it."""
+
+
+class ExpertisePhaseRecord(Record, ExpertiseRecord):
+    """Likewise."""
 
 
 class Results(TypedDict):

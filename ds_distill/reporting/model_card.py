@@ -18,6 +18,7 @@ from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import TASKS, TaskSettings
+from ds_distill.records import EvaluationRecord
 from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.results import (
     evaluations_of_student,
@@ -76,7 +77,7 @@ def how_to_load(task: TaskSettings, results: dict[str, Any]) -> list[str]:
 # ----------------------------------------------------------------------------- its figures
 
 
-def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str, Any] | None:
+def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> EvaluationRecord | None:
     """The last evaluation of the shipped student on a split of a task that no phase has used."""
     phases = list(recipe.phases_of(task))
     used = {split for phase in phases for split in phase.learns_from}
@@ -87,7 +88,7 @@ def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str,
     return unused[-1] if unused else None
 
 
-def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> str:
+def _no_evaluation(results: dict[str, Any], elsewhere: list[EvaluationRecord]) -> str:
     if elsewhere:
         tasks = ", ".join(_plain(evaluation["task"]) for evaluation in elsewhere)
         return f"It was evaluated on other tasks than its own: {tasks}. Their figures are below."
@@ -98,7 +99,7 @@ def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> 
     return f"{why}, so this card has no figures."
 
 
-def _section(evaluation: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+def _section(evaluation: EvaluationRecord, results: dict[str, Any]) -> dict[str, Any]:
     """All models, on examples that made none of this run's."""
     of_task = "" if evaluation["task"] == results["task"] else f", task {evaluation['task']}"
     trained = {model["output"] for model in trained_models(results)}
@@ -120,7 +121,7 @@ def _section(evaluation: dict[str, Any], results: dict[str, Any]) -> dict[str, A
 
 
 def _metadata(
-    recipe: Recipe, task: TaskSettings, results: dict[str, Any], evaluation: dict[str, Any] | None
+    recipe: Recipe, task: TaskSettings, results: dict[str, Any], evaluation: EvaluationRecord | None
 ) -> ModelCardData:
     figures: dict[str, Any] = {}
     if evaluation is not None:

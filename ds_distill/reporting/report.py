@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ds_distill.evaluation.predictions import RELIABILITY_BINS
+from ds_distill.records import EvaluationRecord, Expansion
 from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import Block, Figure, Figures, Fold, Page, Section, Text, tag
 from ds_distill.reporting.result_tables import (
@@ -78,7 +79,7 @@ def _sections(results: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def evaluation_sections(
-    evaluation: Mapping[str, Any], results: Mapping[str, Any], *, named: bool = False
+    evaluation: EvaluationRecord, results: Mapping[str, Any], *, named: bool = False
 ) -> Iterator[Section]:
     """Every model on one split of one task.
 
@@ -147,7 +148,7 @@ def _of_phases(results: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("The student as exported files", [table, note])
 
 
-def _expansions(records: Sequence[Mapping[str, Any]]) -> Table:
+def _expansions(records: Sequence[Expansion]) -> Table:
     heads = ["model", "tokens before", "added", "of which never used", "share of all tokens"]
     rows, notes = [], []
     for one in records:

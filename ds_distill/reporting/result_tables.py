@@ -8,6 +8,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.records import EvaluationRecord
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.page import worst_and_best
 from ds_distill.reporting.results import (
@@ -30,7 +31,7 @@ MOST = 10
 
 
 def evaluation_tables(
-    record: Mapping[str, Any], student: str | None = None, speed: Mapping[str, Any] | None = None
+    record: EvaluationRecord, student: str | None = None, speed: Mapping[str, Any] | None = None
 ) -> Iterator[Table]:
     """Scores of all models, and of each class where there are some: for the terminal, a page and
     the model card.
@@ -47,7 +48,7 @@ def evaluation_tables(
         yield class_table(f"{measure} by {noun}", columns, student)
 
 
-def judged_model(record: Mapping[str, Any], student: str | None) -> str:
+def judged_model(record: EvaluationRecord, student: str | None) -> str:
     """The shipped student where it is evaluated here, else the last model that was judged on all
     examples; where none was, the last."""
     models = record["models"]
@@ -57,7 +58,7 @@ def judged_model(record: Mapping[str, Any], student: str | None) -> str:
 
 
 def _scores(
-    record: Mapping[str, Any], student: str | None, speed: Mapping[str, Any] | None
+    record: EvaluationRecord, student: str | None, speed: Mapping[str, Any] | None
 ) -> Table:
     """All models; a column of it stands here and nowhere else."""
     metric, *others = metrics_of(record).values()
@@ -94,7 +95,7 @@ def _scores(
 
 
 def _speed_columns(
-    evaluation: Mapping[str, Any], measured: Mapping[str, Any] | None
+    evaluation: EvaluationRecord, measured: Mapping[str, Any] | None
 ) -> tuple[dict[str, list[str]], str]:
     """Columns of a table, by their heads, with a cell for each model; and what they mean.
 
@@ -146,7 +147,7 @@ def _score(metric: MetricClass, model: Mapping[str, Any]) -> Cell:
 
 
 def _notes(
-    record: Mapping[str, Any],
+    record: EvaluationRecord,
     metric: MetricClass,
     others: Sequence[MetricClass],
     rows: Sequence[Sequence[str | Cell]],
@@ -185,7 +186,7 @@ def _notes(
     yield from wide_note(metric, rows)
 
 
-def _counted(record: Mapping[str, Any]) -> Iterator[str]:
+def _counted(record: EvaluationRecord) -> Iterator[str]:
     """The examples, and what of them was judged."""
     found = record["baseline"]
     examples, lacking = f"{found['examples']:,}", f"{found.get('words_without_token', 0):,}"
@@ -206,7 +207,7 @@ def _counted(record: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def f1_table(record: Mapping[str, Any], judged: str) -> Table | None:
+def f1_table(record: EvaluationRecord, judged: str) -> Table | None:
     """Of each class one model's precision and recall, and F1 beside its teachers'; None where there
     are no counts of classes."""
     noun, models = NOUNS[record["over"]], record["models"]
@@ -322,7 +323,7 @@ def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
     }
 
 
-def _of_own_tokens(record: Mapping[str, Any]) -> Table:
+def _of_own_tokens(record: EvaluationRecord) -> Table:
     """Models that know tokens that others do not, on all that they know."""
     models = {
         name: model["own_tokens"]
@@ -345,11 +346,11 @@ def _of_own_tokens(record: Mapping[str, Any]) -> Table:
     )
 
 
-def pairs_table(record: Mapping[str, Any], student: str | None) -> Table:
+def pairs_table(record: EvaluationRecord, student: str | None) -> Table:
     """Each student against each other model, the shipped one first; two students once."""
     metric, models = task_metric_of(record), record["models"]
     measure, noun = PER_CLASS.get(record["over"]), NOUNS.get(record["over"])
-    pairs: dict[frozenset[str], Mapping[str, Any]] = {}
+    pairs: dict[frozenset[str], dict[str, Any]] = {}
     for row in sorted(record["comparisons"], key=lambda row: row["student"] != student):
         pairs.setdefault(frozenset((row["student"], row["other"])), row)
     unit = "points" if metric.is_share() else "difference"

@@ -9,6 +9,7 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass, Over
 from ds_distill.recipe.phase import Makes
 from ds_distill.recipe.phases import PHASES
+from ds_distill.records import EvaluationRecord, TrainedModel
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
 """What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers,
@@ -18,20 +19,20 @@ NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"
 """What `per_class` has a value for; of words the type of their entities, or else their tag."""
 
 
-def records_of(results: Mapping[str, Any], makes: Makes) -> list[dict[str, Any]]:
+def records_of(results: Mapping[str, Any], makes: Makes) -> list[Any]:
     """The records of the phases that leave such a thing, in order; see `PhaseSettings.makes`."""
     return [record for record in results["phases"] if PHASES[record["kind"]].makes == makes]
 
 
-def trained_models(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def trained_models(results: Mapping[str, Any]) -> list[TrainedModel]:
     """Of each training, in order, what its record says of each model."""
     return [model for record in results["phases"] for model in record.get("trained", [])]
 
 
-def evaluations_of_student(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def evaluations_of_student(results: Mapping[str, Any]) -> list[EvaluationRecord]:
     """The records of the evaluations of the shipped student as it is: those since its last
     training, in order."""
-    found: list[dict[str, Any]] = []
+    found: list[EvaluationRecord] = []
     for record in results["phases"]:
         if any(model["output"] == results["student"] for model in record.get("trained", [])):
             found = []
@@ -40,7 +41,7 @@ def evaluations_of_student(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def evaluation_of_student(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def evaluation_of_student(results: Mapping[str, Any]) -> EvaluationRecord | None:
     """The last of these that is of its own task, on which it was trained and chosen; of another
     where there is none."""
     found = evaluations_of_student(results)
@@ -56,7 +57,7 @@ def students_of(setting: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
     return [(shipped, setting), *others]
 
 
-def last_evaluations(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def last_evaluations(results: Mapping[str, Any]) -> list[EvaluationRecord]:
     """The record of the last evaluate phase of the shipped student's task; where there is none, of
     each other task, on which it may stand beside models of theirs."""
     last = {record["task"]: record for record in records_of(results, "evaluation")}
@@ -71,7 +72,7 @@ def left_out(results: Mapping[str, Any]) -> dict[str, str]:
     return {teacher: why for record in of_task for teacher, why in record["left_out"].items()}
 
 
-def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, MetricClass]:
+def metrics_of(evaluation: EvaluationRecord) -> dict[str, MetricClass]:
     """The metrics that an evaluation's record holds, by name: the task's first."""
     over, metrics = evaluation["over"], METRICS[evaluation["over"]]
     reported = (name for name, metric in metrics.items() if over in metric.reported)

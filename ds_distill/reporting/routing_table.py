@@ -7,6 +7,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.policies import candidates
+from ds_distill.records import ExpertisePhaseRecord
 from ds_distill.reporting.page import Block, Fold, Section, Text
 from ds_distill.reporting.result_tables import class_table, difference_cell, share, wide_note
 from ds_distill.reporting.results import NOUNS, PER_CLASS, task_metric_of
@@ -61,7 +62,7 @@ def _reason(comparison: Mapping[str, Any], metric: MetricClass, baseline: str) -
     return f"The best target, of {best}, is better only within chance."
 
 
-def routing_sections(record: Mapping[str, Any]) -> Iterator[Section]:
+def routing_sections(record: ExpertisePhaseRecord) -> Iterator[Section]:
     """What an expertise phase found.
 
     record: its.

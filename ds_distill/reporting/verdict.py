@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.records import EvaluationRecord
 from ds_distill.reporting.result_tables import outcome_of
 from ds_distill.reporting.results import (
     answer_of,
@@ -39,7 +40,7 @@ def verdict(results: Mapping[str, Any]) -> str:
     )
 
 
-def _sentence(evaluation: Mapping[str, Any], student: str) -> str:
+def _sentence(evaluation: EvaluationRecord, student: str) -> str:
     metric, models = task_metric_of(evaluation), evaluation["models"]
     own, baseline = models[student], evaluation["baseline"]
     compared: dict[str, list[str]] = {

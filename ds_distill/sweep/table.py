@@ -50,7 +50,7 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _learnt(record: dict[str, Any], student: str) -> bool | None:
+def _learnt(record: Mapping[str, Any], student: str) -> bool | None:
     """Whether a student is better than the baseline beyond chance; None where that has no score."""
     metric = task_metric_of(record)
     if record["baseline"][metric.name] is None:
