@@ -220,16 +220,10 @@ def _cost(results: Mapping[str, Any]) -> Table:
 
 def _about_caches(results: Mapping[str, Any]) -> Iterator[str]:
     for cache in results.get("cached", []):
-        saved = cache["saved"]
-        if saved is None:
-            cost = "The others were there before."
-        elif saved > 0:
-            cost = (
-                f"With live teachers that is about {saved:.1f} seconds more, by the time of the "
-                "cache phase."
-            )
-        else:
-            cost = "So few reads do not pay for it."
+        saved, cost = cache["saved"], "The others were there before."
+        if saved is not None:
+            more = f"With live teachers that is about {saved:.1f} seconds more."
+            cost = more if saved > 0 else "So few reads do not pay for it."
         yield (
             f"The teachers ran once on {cache['examples']:,} examples ({cache['phase']}, "
             f"{cache['seconds']:.1f} seconds); students read {cache['read']:,} examples from the "

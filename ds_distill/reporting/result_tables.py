@@ -40,8 +40,6 @@ def evaluation_tables(
         `run.speed.quick_speed` makes it; None of a run that has none.
     """
     yield _scores(record, student, speed)
-    if any("own_tokens" in model for model in record["models"].values()):
-        yield _of_own_tokens(record)
     if record["over"] in PER_CLASS:
         measure, noun = PER_CLASS[record["over"]], NOUNS[record["over"]]
         columns = {name: model["per_class"] for name, model in record["models"].items()}
@@ -82,6 +80,14 @@ def _scores(
     }
     for other in others:
         columns[_head(other)] = [other.shown_as(model[other.name]) for model in all_and_baseline]
+    own = [model.get("own_tokens", {}) for model in all_and_baseline]
+    if any(own):
+        columns["own tokens"] = [f"{one['tokens']:,}" if one else "" for one in own]
+        for other in (metric, *others):
+            if any(other.name in one for one in own):
+                columns[f"{other.title} on these"] = [
+                    other.shown_as(one[other.name]) if other.name in one else "" for one in own
+                ]
     of_speed, about_speed = _speed_columns(record, speed)
     columns |= {head: [*cells, ""] for head, cells in of_speed.items()}
     rows = list(zip(*columns.values(), strict=True))
@@ -167,6 +173,8 @@ def _notes(
     )
     if undefined := [one.title for one in metrics if baseline[one.name] is None]:
         yield f"What always predicts one number has no {' and no '.join(undefined)}."
+    if any("own_tokens" in model for model in models.values()):
+        yield "Own tokens: all masked ones that a model knows, also those that others do not."
     if any(model["role"] == "control" for model in models.values()):
         on = "without teachers" if "tokens" in baseline else "on labels alone"
         yield f"A control is a student trained {on}."
@@ -321,29 +329,6 @@ def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
         for predicted, count in enumerate(row)
         if count
     }
-
-
-def _of_own_tokens(record: EvaluationRecord) -> Table:
-    """Models that know tokens that others do not, on all that they know."""
-    models = {
-        name: model["own_tokens"]
-        for name, model in record["models"].items()
-        if "own_tokens" in model
-    }
-    held = {key for own in models.values() for key in own}
-    metrics = {name: metric for name, metric in metrics_of(record).items() if name in held}
-    return Table(
-        "On all masked tokens, also those that not all models know",
-        ["model", "tokens", *(metric.title for metric in metrics.values())],
-        [
-            [
-                name,
-                f"{own['tokens']:,}",
-                *(metric.shown_as(own[key]) for key, metric in metrics.items()),
-            ]
-            for name, own in models.items()
-        ],
-    )
 
 
 def pairs_table(record: EvaluationRecord, student: str | None) -> Table:

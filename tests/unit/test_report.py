@@ -338,6 +338,8 @@ def perplexity(results):
     record |= {"over": "masked tokens", "metric": "perplexity"}
     for model in (*record["models"].values(), record["baseline"]):
         model |= {"accuracy": 0.3, "loss": 2.0, "perplexity": 7.389, "tokens": 9876}
+    own = {"tokens": 12345, "loss": 2.5, "perplexity": 12.18}
+    record["models"]["average"]["own_tokens"] = own
     record["models"]["average"]["to_baseline"] = {"difference": -9.0, "interval": [-9.5, -8.5]}
     record["comparisons"][0] |= {"difference": -0.001, "interval": [-1.5, 1.25]}
 
@@ -439,6 +441,8 @@ def test_a_class_has_the_same_figures_by_counts_as_by_confusions():
         ["red", "100", "98.8%", "80.0%", "88.4%"],
         ["green", "0", "0.0%", "none", "none"],
     ]
+    models["values"]["not_given"] = 3  # of fewer examples: its F1 over all classes is another
+    assert f1_table(evaluation, "average").heads[4:] == ["first", "average"]
 
 
 def test_hostile_names_and_texts_leave_a_page_and_its_figures_whole():
