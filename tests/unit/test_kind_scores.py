@@ -152,6 +152,7 @@ def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: s
     of_truth, of_seen = ([types[tag] for tag in of] for of in (truth, seen))
     each = f1_score(of_truth, of_seen, labels=names, average=None, zero_division=0)
     assert found["per_class"] == pytest.approx(dict(zip(names, each, strict=True)))
+    assert sum(one["count"] for one in found["reliability"]) == counted.sum()
     if metric == "word_f1":
         assert found["word_f1"] == pytest.approx(each.mean())
     assert list(kind.metrics) == list(dict.fromkeys([metric, "accuracy"]))
