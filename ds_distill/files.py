@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,7 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises UserError where `path` is anything but a regular file, which a rename would replace.
     """
     _refuse_others(path, "a file")
+    check_guards()
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # of a process that was killed
@@ -167,10 +168,20 @@ def new_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+guards: list[Callable[[], None]] = []
+"""Called before anything is written: whether this process still has the folder it writes to."""
+
+
+def check_guards() -> None:
+    for guard in guards:
+        guard()
+
+
 def publish_file(temporary: Path, path: Path) -> None:
     """Sync a finished file and rename it to `path`, replacing an older one. Raises UserError where
     `path` is anything but a regular file."""
     _refuse_others(path, "a file")
+    check_guards()
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
@@ -179,6 +190,7 @@ def publish_file(temporary: Path, path: Path) -> None:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder to fill; it is renamed to `path` when the block ends without an error."""
+    check_guards()
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -198,6 +210,7 @@ def publish_folder(temporary: Path, path: Path) -> None:
     Raises UserError where `path` is anything but a folder.
     """
     _refuse_others(path, "a folder")
+    check_guards()
     mode = _mode_of_new_file(temporary / ".mode")
     (temporary / ".mode").unlink()
     for path_within in temporary.rglob("*"):

@@ -38,7 +38,7 @@ from ds_distill.process.signals import STOPPED, exit_on_signal, print_error
 
 if TYPE_CHECKING:
     from ds_distill.recipe import Recipe
-    from ds_distill.run.folder import RunFolder
+    from ds_distill.run.folder import Resume, RunFolder
 
 TERMINATED = 128 + signal.SIGTERM
 MARGIN_SECONDS = 10.0
@@ -141,7 +141,7 @@ class Work:
     """The words of `ds-distill` that ranks begin with, and their options: `run`."""
     result: Path
     """A file that exists when all went well."""
-    resume: bool = False
+    resume: Resume = False
     resume_options: tuple[str, ...] = ("--resume",)
     """What the command needs to continue after a stop."""
 
@@ -150,7 +150,8 @@ class Work:
         first, *more = self.command
         folder = self.folder.path
         words = [more.pop(0)] if first == "cache" else []
-        return [first, *words, str(folder / LAUNCHED), "--folder", str(folder), *more]
+        goes_on = ["--resume=auto"] if first == "run" else []
+        return [first, *words, str(folder / LAUNCHED), "--folder", str(folder), *goes_on, *more]
 
 
 def launch(work: Work, options: LaunchOptions) -> None:

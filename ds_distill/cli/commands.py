@@ -26,6 +26,7 @@ from ds_distill.cli.loading import (
 from ds_distill.cli.options import (
     FolderOption,
     Given,
+    Resumable,
     ResumeOption,
     with_options,
 )
@@ -75,7 +76,10 @@ def _options(
     pass
 
 
-@app.command(epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1")
+@app.command(
+    cls=Resumable,
+    epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1",
+)
 @with_options
 def run(
     given: Given,
@@ -134,7 +138,9 @@ app.command(
 )(with_options(suite))
 
 
-@app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
+@app.command(
+    cls=Resumable, epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16"
+)
 @with_options
 def launch(
     given: Given,

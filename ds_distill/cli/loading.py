@@ -74,14 +74,14 @@ def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
     return int(names.index(name)) + 1
 
 
-def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
+def execute_recipe(recipe, path: Path, *, resume, first: int | None = None):  # type: ignore[no-untyped-def]
     from ds_distill.run.folder import RunFolder
 
     folder = RunFolder(path)
     if restarts() and (failure := first_failure(path)) is not None and failure.is_final:
         sys.exit(failure.exit_code)  # torchrun starts all anew whatever ends a rank
-    # What torchrun starts anew goes on. A launch has judged the folder for its ranks.
-    resume = resume or (folder.holds_run() and (restarts() > 0 or is_launched()))
+    if restarts():
+        resume = "auto"
 
     def message() -> str:
         return folder.how_to_continue(*([] if first is not None else ["--resume"]))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from ds_distill.cli.loading import load
 
@@ -40,8 +41,31 @@ FolderOption = Annotated[
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
 ]
+
+
+class Resumable(TyperCommand):
+    """A command with `--resume`, to which a value may be given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--resume=yes" if a == "--resume" else a for a in args])
+
+
+def _resume(value: Any) -> Any:
+    if value not in (known := {"yes": True, "auto": "auto", False: False}):
+        raise typer.BadParameter(f"{value!r} is not auto")
+    return known[value]
+
+
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
+    Any,
+    typer.Option(
+        "--resume",
+        parser=_resume,
+        metavar="[=auto]",
+        show_default=False,
+        help="Continue the run in the folder where it stopped; with =auto where there is one, and "
+        "after a run that has the folder still.",
+    ),
 ]
 JobsOption = Annotated[
     int,

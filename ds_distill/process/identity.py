@@ -9,14 +9,8 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field, TypeAdapter
-
-from ds_distill.files import read_text
 from ds_distill.process.ports import PORTS
-
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 LAUNCHED = ".launch.yaml"
 """In a run's folder: the recipe as `ds-distill launch` gives it to its ranks."""
@@ -76,8 +70,8 @@ class ProcessId:
 
     host: str
     """By a name that others may reach it by."""
-    pid: Count
-    born: Count | None
+    pid: int
+    born: int | None
     """When it began, in the system's own count; None where that does not tell."""
     machine: str
     """What the process id belongs to: the same on all hosts that share them, see `machine`."""
@@ -85,19 +79,6 @@ class ProcessId:
     @staticmethod
     def of_this() -> ProcessId:
         return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), machine())
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on host {self.host}"
-
-    @staticmethod
-    def read(file: Path) -> ProcessId:
-        """As JSON of its fields. Raises ValueError where it is damaged."""
-        return ProcessId.parse(read_text(file))
-
-    @staticmethod
-    def parse(text: str | bytes) -> ProcessId:
-        """JSON of its fields. Raises ValueError where it is not."""
-        return TypeAdapter(ProcessId).validate_json(text, strict=True)
 
     def is_alive(self) -> bool | None:
         """Whether it runs; None where only its own host could tell."""

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ds_distill.process.identity import is_rank
-from ds_distill.process.lock import release_all
+from ds_distill.process.lease import release_all
 from ds_distill.process.terminal import message as shown
 
 STOPPED = 75
@@ -91,9 +91,10 @@ def end_locked_out(why: str) -> None:
 
 
 def same_command(*more: str) -> str:
-    """This process's command as a user types it, with those of `more` that it lacks."""
+    """This process's command as a user types it, with those options of `more` that it lacks."""
     given = sys.argv[1:]
-    return shlex.join(["ds-distill", *given, *(option for option in more if option not in given)])
+    names = {word.partition("=")[0] for word in given}
+    return shlex.join(["ds-distill", *given, *(option for option in more if option not in names)])
 
 
 class Stopped(Exception):

@@ -18,7 +18,7 @@ from ds_distill.files import write_text
 from ds_distill.planning.gpus import GPUS, own_gpu
 from ds_distill.planning.planner import Planner
 from ds_distill.process.identity import get_rank
-from ds_distill.process.lock import FolderLock, Locked
+from ds_distill.process.lease import Locked, check_free
 from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.profiling.flops import flops_of
@@ -120,7 +120,7 @@ def _folder_of_main(recipe: Recipe, work: Path) -> Iterator[None]:
     """The folder of a profile, which is removed afterwards, whatever happens; what a killed one has
     left is removed before. Raises UserError for any other folder that is there."""
     if (work / PROFILE).is_file():
-        FolderLock(work).check()
+        check_free(work)
         shutil.rmtree(work)
     elif work.is_dir() and any(work.iterdir()):
         raise UserError(

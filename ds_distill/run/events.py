@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from ds_distill.errors import UserError
-from ds_distill.files import read_text, write_text
+from ds_distill.files import check_guards, read_text, write_text
 from ds_distill.recipe.schema import Recipe
 from ds_distill.run.console import Escaping
 
@@ -122,6 +122,7 @@ class RunLog:
         }
         if step is not None:
             line["step"] = step
+        check_guards()
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, **values}, ensure_ascii=False) + "\n")
         group = f"{self._number:02d}-{phase}"  # two phases may train models of the same name

@@ -25,7 +25,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import Resume, RunFolder
 from ds_distill.run.inputs import (
     check_inputs,
     inputs_of,
@@ -46,7 +46,7 @@ def execute(
     recipe: Recipe,
     path: Path,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     first: int | None = None,
     profiler: Profiler | None = None,
 ) -> dict[str, Run]:
@@ -76,7 +76,7 @@ def _execute(
     folder: RunFolder,
     world: World,
     *,
-    resume: bool,
+    resume: Resume,
     first: int | None,
     profiler: Profiler | None,
 ) -> dict[str, Run]:
@@ -84,7 +84,8 @@ def _execute(
     check_device(*find_config(recipe.deepspeed))
     _import_parts(recipe)
     sources = open_sources(recipe)
-    if world.is_main and not resume:
+    resumed = folder.goes_on(resume)
+    if world.is_main and not resumed:
         print("Reading the data ...", flush=True)
         check_data(recipe, sources)
     inputs = inputs_of(recipe, sources)
@@ -93,7 +94,7 @@ def _execute(
     changed = folder.changes(recipe) if world.is_main else []
     with _prepared(recipe, folder, world, resume):
         replaced = check_inputs(inputs, folder) if world.is_main else []
-        log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resume)
+        log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resumed)
         runs = {
             name: Run(recipe, folder, world, log, source, name, profiler)
             for name, source in sources.items()
@@ -102,7 +103,7 @@ def _execute(
             log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
         for change in changed:
             log.info(f"Changed: {change}")
-        for note in [*replaced, *(notes(recipe, sources) if world.is_main and not resume else ())]:
+        for note in [*replaced, *(notes(recipe, sources) if world.is_main and not resumed else ())]:
             log.info(f"Note: {note}")
         device = planned_device(world)
         if world.is_main and device is not None:
@@ -128,14 +129,14 @@ def _execute(
 
 
 @contextmanager
-def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: bool) -> Iterator[None]:
+def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: Resume) -> Iterator[None]:
     """Inside this block the run has its folder, and no other run has."""
     if not world.is_main:
         world.barrier()
         folder.check_seen(world.rank)
         yield
         return
-    with folder.locked(end_locked_out):
+    with folder.leased(end_locked_out, waits=resume == "auto"):
         folder.check_new_or_same(recipe, resume)  # again: another run may have just ended
         folder.create(recipe, describe_environment(world.size, str(world.device)))
         world.barrier()

@@ -7,9 +7,9 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ds_distill.errors import UserError
 from ds_distill.files import (
@@ -20,7 +20,7 @@ from ds_distill.files import (
     write_json,
     write_text,
 )
-from ds_distill.process import failures, lock
+from ds_distill.process import failures, lease
 from ds_distill.process.identity import LAUNCHED, STOP
 from ds_distill.process.signals import STOPPED, same_command
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
@@ -38,11 +38,14 @@ SWEEP = "sweep.json"
 """Of a folder that holds a sweep: the recipe of each run, which are in its folder runs/."""
 
 BEFORE_A_RUN = {
-    *(".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER, PROFILE),
+    *(".recipe.yaml.tmp", lease.NAME, failures.FOLDER, PROFILE),
     *(LAUNCHED, f".{LAUNCHED}.tmp", STOP),
 }
 """What a start may leave in a folder that holds no run yet: a launch's order to its ranks, and what
 a kill leaves, or a rank's failure."""
+
+Resume = bool | Literal["auto"]
+"""Whether a start goes on with the run in its folder; "auto": where there is one."""
 
 
 class RunFolder:
@@ -72,20 +75,25 @@ class RunFolder:
     def holds_run(self) -> bool:
         return (self.path / "recipe.yaml").is_file()
 
-    def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
-        """Raises UserError for a folder of another run, for one that a run has at the moment, for
-        one with a link out of it, and for a resume with another recipe."""
+    def goes_on(self, resume: Resume) -> bool:
+        return self.holds_run() if resume == "auto" else resume
+
+    def check_new_or_same(self, recipe: Recipe, resume: Resume) -> None:
+        """Raises UserError for a folder of another run, for one that a run has at the moment (which
+        "auto" waits for, see `leased`), for one with a link out of it, and for a resume with
+        another recipe."""
         written = self.path / "recipe.yaml"
         if self.path.is_dir():
             refuse_links_out(self.path)
-            lock.FolderLock(self.path).check()
+            if resume != "auto":
+                lease.check_free(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise UserError(
                 f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
             )
         if (why := why_unwritable(self.path)) is not None:
             raise UserError(f"--folder {self.path}: {why}. Name another folder.")
-        if not resume:
+        if not self.goes_on(resume):
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             if found := sorted(present - BEFORE_A_RUN):
                 what = "holds a run" if written.is_file() else f"holds {found[0]}"
@@ -166,8 +174,8 @@ class RunFolder:
         """An exit code, and sentences: 0 of a finished run, 3 of one that runs, 75 of one that can
         go on, and of one that failed its own. Raises UserError where there is none."""
         try:
-            lock.FolderLock(self.path).check()
-        except lock.Locked as error:
+            lease.check_free(self.path)
+        except lease.Locked as error:
             return 3, str(error)
         failure = failures.first_failure(self.path)
         if failure is None and self.results.is_file():
@@ -222,18 +230,14 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     @contextmanager
-    def locked(self, on_lost: Callable[[str], None]) -> Iterator[None]:
-        """Inside this block this process alone writes to the folder, which it makes where it is not
-        there; see `FolderLock`."""
-        taken = lock.FolderLock(self.path, on_lost)
-        try:
-            taken.take()
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
+    def leased(self, on_lost: Callable[[str], object], *, waits: bool) -> Iterator[None]:
+        """Inside this block this process alone writes to the folder; see `lease.leased`."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(lease.leased(self.path, on_lost, waits=waits))
+            except OSError as error:
+                raise self._unwritable(error) from error
             yield
-        finally:
-            taken.release()
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(

@@ -28,7 +28,7 @@ from ds_distill.process.failures import (
     record_failure,
 )
 from ds_distill.process.identity import STOP, get_rank, get_world_size, is_launched, is_rank
-from ds_distill.process.lock import Locked, release_all
+from ds_distill.process.lease import Locked, release_all
 from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost
 from ds_distill.process.signals import Stopped, print_error
 from ds_distill.process.watchdog import GRACE_SECONDS, Watchdog

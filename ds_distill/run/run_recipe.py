@@ -12,7 +12,7 @@ from typing import Any
 
 from ds_distill.files import read_json
 from ds_distill.recipe import Recipe
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import Resume, RunFolder
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class FinishedRun:
         return f'<iframe srcdoc="{page}" width="100%" height="800"></iframe>'
 
 
-def run_recipe(recipe: Recipe, folder: str | Path, *, resume: bool = False) -> FinishedRun:
+def run_recipe(recipe: Recipe, folder: str | Path, *, resume: Resume = False) -> FinishedRun:
     """Run all phases of a recipe, as `ds-distill run` does.
 
         run_recipe(load_recipe("quickstart", ["seed=1"]), "runs/quickstart")
 
     folder: of the run; made here.
-    resume: continue the run that is in it.
+    resume: continue the run that is in it; "auto": where one is.
 
     It runs in this process, or on all ranks when a launcher (deepspeed, torchrun) started this
     program on several; then each of them calls it. Environment variables, torch's random state

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.files import new_folder, write_text
-from ds_distill.process import failures, lock
+from ds_distill.process import failures, lease
 from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.phase import PhaseSettings
 
@@ -65,7 +65,7 @@ def begin_from(shared: Path, folder: Path, recipe: Recipe) -> None:
             pass
         shutil.copy2(source, target)
 
-    left_out = shutil.ignore_patterns(lock.NAME, failures.FOLDER, "recipe.yaml", ".*")
+    left_out = shutil.ignore_patterns(lease.NAME, failures.FOLDER, "recipe.yaml", ".*")
     with new_folder(folder) as aside:
         shutil.copytree(
             shared, aside, copy_function=copy, ignore=left_out, symlinks=True, dirs_exist_ok=True

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, first_line
-from ds_distill.files import publish_folder, read_json, write_json
+from ds_distill.files import check_guards, publish_folder, read_json, write_json
 from ds_distill.process.memory_errors import is_out_of_memory
 
 SAVE_TOTAL_LIMIT = 2
@@ -37,6 +37,7 @@ class Checkpoints:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".step-{step:08d}.tmp"
         if self._world.is_main:
+            check_guards()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         self._world.barrier()

@@ -63,7 +63,7 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
         _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 130, errors
     assert "Continue with: " in errors and "--resume" in errors
-    assert not list(folder.glob("*/*/lock.json")), "a run goes on"
+    assert not list(folder.glob("*/*/lock")), "a run goes on"
 
     done = ds_distill(*command, "--resume")
     assert done.returncode == 1, done.stdout + done.stderr

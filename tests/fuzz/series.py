@@ -35,7 +35,6 @@ from targets import (
     cache_target,
     checkpoint_target,
     data_target,
-    lock_target,
     model_target,
     recipe_target,
     run_target,
@@ -118,7 +117,6 @@ def targets(folder: Path) -> dict[str, Target]:
         "texts to predict": texts_target(folder / "of-texts", classifier),
         "caches": cache_target(folder / "of-caches", cache),
         "run folders": run_target(folder / "of-runs", run.path),
-        "locks": lock_target(folder / "of-locks"),
         "checkpoints": checkpoint_target(folder / "of-checkpoints"),
     }
 

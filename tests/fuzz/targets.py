@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -34,7 +32,6 @@ from ds_distill.check.check import check_all
 from ds_distill.engine.world import World
 from ds_distill.predictors.file import predict_file
 from ds_distill.predictors.prediction import predict
-from ds_distill.process import lock
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.folder import RunFolder
@@ -160,24 +157,6 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
     pa.parquet.write_table(pa.Table.from_pylist(rows), sink)
     return sink.getvalue()
-
-
-def lock_target(folder: Path) -> Target:
-    folder.mkdir()
-    own = lock.Owner.this_process()
-    ended = replace(own, process=replace(own.process, born=1))
-    (folder / lock.NAME).write_text(json.dumps(asdict(ended)))
-
-    def use(place: Path) -> None:
-        file = place / lock.NAME
-        if file.is_file():
-            os.utime(file, (0, 0))  # one that is being written is waited for
-        with mock.patch.object(lock, "WATCH_SECONDS", 0.5):  # of an owner on another host
-            lock.FolderLock(place).check()
-            with lock.FolderLock(place):
-                pass
-
-    return Target(folder, {lock.NAME: changed_json}, use, nodes=(lock.NAME,))
 
 
 def cache_target(folder: Path, cache: Path) -> Target:

@@ -75,6 +75,17 @@ def test_what_changes_results_may_not(override, key, folder, recipe):
         folder.check_new_or_same(recipe(override), resume=True)
 
 
+def test_auto_goes_on_where_the_folder_holds_this_recipes_run(folder, recipe, tmp_path):
+    folder.check_new_or_same(recipe(), resume="auto")
+    RunFolder(tmp_path / "new").check_new_or_same(recipe(), resume="auto")
+    with pytest.raises(UserError, match=r"seed \(was 0, now 1\)"):
+        folder.check_new_or_same(recipe("seed=1"), resume="auto")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(UserError, match=r"holds thesis\.tex"):
+        RunFolder(tmp_path / "other").check_new_or_same(recipe(), resume="auto")
+
+
 def test_a_phase_of_a_package_that_trains_keeps_its_batches(monkeypatch):
     """Only fine-tune and distil were known to train: another phase's batches could change."""
     monkeypatch.setitem(PHASES, "own", PHASES["fine-tune"])
@@ -111,9 +122,7 @@ def test_without_a_run_nothing_has_changed(tmp_path: Path, recipe) -> None:
     assert RunFolder(tmp_path / "run").changes(recipe()) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoints", "models", "metrics.jsonl", "lock.json", "failures"]
-)
+@pytest.mark.parametrize("name", ["checkpoints", "models", "metrics.jsonl", "lock", "failures"])
 def test_a_link_out_of_the_folder_is_refused_before_anything_is_done(
     name: str, folder, recipe, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from ds_distill.errors import UserError
 from ds_distill.launch import Engine, LaunchOptions, Work, _conclude, _deepspeed, _torchrun
 from ds_distill.process.failures import Failure, Kind, clear_failures, record_failure
 from ds_distill.process.identity import LAUNCHED, STOP
-from ds_distill.process.lock import FolderLock
+from ds_distill.process.lease import leased
 from ds_distill.process.ports import PORTS, address_towards, interface_towards
 from ds_distill.recipe import Recipe
 from ds_distill.run.folder import RunFolder
@@ -110,7 +110,7 @@ def test_ranks_get_the_folder_and_nothing_of_the_recipe(tmp_path):
     folder = str(tmp_path)
     recipe = f"{folder}/{LAUNCHED}"
     assert work_in(tmp_path, "run", "--until", "cache").of_ranks() == [
-        *("run", recipe, "--folder", folder, "--until", "cache")
+        *("run", recipe, "--folder", folder, "--resume=auto", "--until", "cache")
     ]
     assert work_in(tmp_path, "cache", "build").of_ranks() == [
         *("cache", "build", recipe, "--folder", folder)
@@ -309,9 +309,14 @@ def test_status_tells_what_came_of_a_run(tmp_path):
     clear_failures(folder)
     run.results.touch()
     assert told() == (0, f"{folder}: finished. See {run.report}. ")
-    holder = fork(lambda: (FolderLock(folder).take(), time.sleep(60)))
+
+    def hold():
+        with leased(folder, print):
+            time.sleep(60)
+
+    holder = fork(hold)
     try:
-        assert within(20, (folder / "lock.json").exists)
+        assert within(20, (folder / "lock").exists)
         code, text = told()
         assert code == 3 and f"in use by process {holder}" in text
     finally:

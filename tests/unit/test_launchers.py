@@ -36,8 +36,9 @@ CASES = {
     "slurm.sbatch": (
         ["my.yaml", "/shared/run", ODD],
         [
-            *("my.yaml", "--folder", "/shared/run", "--nnodes", "2", "--num-gpus", "8"),
-            *("--rdzv-endpoint", "node1:10007", "--max-restarts", "3", "--grace", "100", ODD),
+            *("my.yaml", "--folder", "/shared/run", "--resume=auto", "--nnodes", "2"),
+            *("--num-gpus", "8", "--rdzv-endpoint", "node1:10007", "--max-restarts", "3"),
+            *("--grace", "100", ODD),
         ],
     ),
 }

@@ -160,12 +160,12 @@ def test_phases_before_the_first_that_differs_are_shared(change, shared, toy_rec
 def test_a_run_begins_from_a_shared_one_and_neither_changes_the_other(toy_recipe, tmp_path):
     shared, run, weights = tmp_path / "shared", tmp_path / "run", "models/00-first/model"
     texts = {weights: "weights", "phases/00-teach.json": "{}", "metrics.jsonl": "one\n"}
-    for name, text in {**texts, "lock.json": "{}", "recipe.yaml": "its own"}.items():
+    for name, text in {**texts, "lock": "{}", "recipe.yaml": "its own"}.items():
         (shared / name).parent.mkdir(parents=True, exist_ok=True)
         (shared / name).write_text(text)
     begin_from(shared, run, load_recipe(toy_recipe, ["phases.distil.epochs=2"]))
     assert load_recipe(run / "recipe.yaml").phases[4].epochs == 2
-    assert not (run / "lock.json").exists() and (run / "phases" / "00-teach.json").exists()
+    assert not (run / "lock").exists() and (run / "phases" / "00-teach.json").exists()
     assert (run / weights).samefile(shared / weights)
     with open(run / "metrics.jsonl", "a") as file:
         file.write("two\n")

@@ -59,8 +59,6 @@ KNOWN = {
     ("engine/training_state.py", "write_training_state"): "into that folder",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("process/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
-    ("process/lock.py", "FolderLock.take"): "O_EXCL, and synced; half a lock counts for none",
-    ("process/lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
     ("process/peak_memory.py", "forget_resident_peak"): "an order to the kernel, no file",
     ("sweep/run_processes.py", "Pool.start"): "what a run prints, added to a log",
     ("sweep/shared.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
