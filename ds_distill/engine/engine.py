@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class Engine:
         )
         self._optimizer = optimizer
         self._traces: Traces | None = None
+        self._wishes_are_here: torch.cuda.Event | None = None
         self._frozen = frozen_weights(bundle) if optimizer and is_half(config) else {}
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
@@ -163,8 +164,12 @@ class Engine:
         looks in fp16 and bf16, and in fp32 from stage 1 on."""
         return not self._engine.was_step_applied()
 
-    def train_step(self, micro_batches: list[Batch]) -> dict[str, torch.Tensor]:
+    def train_step(
+        self, micro_batches: list[Batch], wishes: Sequence[bool] = ()
+    ) -> dict[str, torch.Tensor]:
         """One optimizer step over this rank's micro-batches.
+
+        wishes: of this rank, see `wished`.
 
         Returns this rank's share of `loss` and of each term, on the device; their sum over
         ranks is the mean over the step's rows.
@@ -174,7 +179,7 @@ class Engine:
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
         total: dict[str, torch.Tensor] = {}
-        for batch in self._signalled(self._moved(micro_batches)):
+        for batch in self._signalled(self._moved(micro_batches, wishes)):
             parts = self._forward("step", batch)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
@@ -255,15 +260,27 @@ class Engine:
             [found] = self._forward("teachers", [batch.to(self.world.device)])
         return {name: replace(signals, output=None) for name, signals in found.items()}
 
-    def _moved(self, micro_batches: list[Batch]) -> list[Batch]:
+    def wished(self) -> list[bool]:
+        """Of each of the last step's `wishes` whether a rank had it: the same on all ranks."""
+        if self._wishes_are_here is not None:
+            self._wishes_are_here.synchronize()
+        return [number > 0 for number in self._wished.tolist()]
+
+    def _moved(self, micro_batches: list[Batch], wishes: Sequence[bool]) -> list[Batch]:
         """The micro-batches on the device, with the row counts of the whole optimizer step, which
-        are known before its first backward."""
+        are known before its first backward. With them go wishes: no collective of their own."""
         names = list(micro_batches[0].row_sets)
         numbers = [sum(len(batch.row_sets[name]) for batch in micro_batches) for name in names]
-        counts = torch.tensor(numbers, dtype=torch.float32)
-        if self.world.device.type == "cuda":
+        counts, on_gpu = torch.tensor([*numbers, *wishes]).float(), self.world.device.type == "cuda"
+        if on_gpu:
             counts = counts.pin_memory()  # else the copy waits for the device
         counts = self.world.sum(counts.to(self.world.device, non_blocking=True))
+        counts, wished = counts[: len(names)], counts[len(names) :]
+        self._wished = torch.empty(len(wishes), pin_memory=on_gpu)
+        self._wished.copy_(wished, non_blocking=True)
+        if on_gpu:  # what is behind it on the stream is not waited for
+            self._wishes_are_here = torch.cuda.Event()
+            self._wishes_are_here.record()
         shared = dict(zip(names, counts, strict=True))
         return [batch.moved(self.world.device, shared) for batch in micro_batches]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
+from filelock import LeaseCompromise, LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from ds_distill import files
 from ds_distill.errors import UserError
@@ -32,9 +32,7 @@ class Locked(UserError):
 
 
 @contextmanager
-def leased(
-    folder: Path, on_lost: Callable[[str], object], *, waits: bool = False
-) -> Iterator[None]:
+def leased(folder: Path, on_lost: Callable[[str], None], *, waits: bool = False) -> Iterator[None]:
     """Inside this block this process has the folder, which is made where it is not there.
 
     on_lost: called with a sentence when another process has taken the folder: by the lease's
@@ -89,7 +87,7 @@ def release_all() -> None:
 _held: list[SoftFileLease] = []
 
 
-def _lease(folder: Path, on_lost: Callable[..., object] | None = None) -> SoftFileLease:
+def _lease(folder: Path, on_lost: Callable[[LeaseCompromise], None] | None = None) -> SoftFileLease:
     duration, path = LEASE_SECONDS, folder / NAME
     return SoftFileLease(path, lease_duration=duration, on_compromise=on_lost, thread_local=False)
 

@@ -53,7 +53,7 @@ def exit_on_signal(
         if not is_second and end is None and _request_stop(number):
             once_more = "; once more ends at once" if number == signal.SIGINT else ""
             name = SIGNALS[signal.Signals(number)]
-            print_error(f"{name}: ends at the next report, with a checkpoint{once_more}")
+            print_error(f"{name}: ends after this step, with a checkpoint{once_more}")
             return
         saved = end is not None and end(is_second)
         text = ""

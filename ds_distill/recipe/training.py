@@ -63,7 +63,9 @@ class Training(Section):
     """Which weights are kept: those of the epoch with the best score in the task's metric on
     validation (of several models trained together the best mean), or the last."""
     save_every: Annotated[Count | None, MAY_CHANGE] = None
-    """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
+    """Optimizer steps between checkpoints, beside those at the end of each epoch and by time."""
+    save_minutes: Annotated[float, Field(gt=0), MAY_CHANGE] = 10.0
+    """Minutes after a checkpoint until the next one, at the end of an optimizer step."""
 
     def inherited(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """What a phase with keys of its own takes of this section."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import datasets
 import transformers
@@ -18,7 +19,8 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
 from ds_distill.process.activity import mark_phase
-from ds_distill.process.failures import clear_failures
+from ds_distill.process.failures import clear_failures, first_failure
+from ds_distill.process.identity import restarts
 from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
@@ -62,20 +64,22 @@ def execute(
     transformers.utils.logging.set_verbosity_error()
     started = time.time()
     with as_rank(path, recipe.timeout_minutes * 60) as world:
+        attempt = None
         if world.is_main:
             RunFolder(path).check_new_or_same(recipe, resume)
+            attempt = _attempt(path)
             clear_failures(path, before=started)
         refuse_other_software(world)
         refuse_other_recipe(recipe, world)
         folder = RunFolder(path)
-        return _execute(recipe, folder, world, resume=resume, first=first, profiler=profiler)
+        return _execute(recipe, folder, world, attempt, resume, first, profiler)
 
 
 def _execute(
     recipe: Recipe,
     folder: RunFolder,
     world: World,
-    *,
+    attempt: dict[str, Any] | None,
     resume: Resume,
     first: int | None,
     profiler: Profiler | None,
@@ -92,13 +96,15 @@ def _execute(
     refuse_other_inputs(inputs, world)
     world.barrier()  # a mistake found by any rank must not leave a folder behind
     changed = folder.changes(recipe) if world.is_main else []
-    with _prepared(recipe, folder, world, resume):
+    with _prepared(recipe, folder, world, attempt, resume):
         replaced = check_inputs(inputs, folder) if world.is_main else []
         log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resumed)
         runs = {
             name: Run(recipe, folder, world, log, source, name, profiler)
             for name, source in sources.items()
         }
+        if attempt is not None:
+            log.info("Attempt {attempt}, after {after}".format(**attempt))
         if resolved_name(recipe.deepspeed) != recipe.deepspeed:
             log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
         for change in changed:
@@ -128,8 +134,22 @@ def _execute(
     return runs
 
 
+def _attempt(path: Path) -> dict[str, Any] | None:
+    """Of a start by torchrun after another one: which, and what has ended that one."""
+    if not restarts():
+        return None
+    after = first_failure(path) or "a rank was killed"
+    return {"attempt": restarts(), "after": str(after)}
+
+
 @contextmanager
-def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: Resume) -> Iterator[None]:
+def _prepared(
+    recipe: Recipe,
+    folder: RunFolder,
+    world: World,
+    attempt: dict[str, Any] | None,
+    resume: Resume,
+) -> Iterator[None]:
     """Inside this block the run has its folder, and no other run has."""
     if not world.is_main:
         world.barrier()
@@ -138,7 +158,7 @@ def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: Resume) -
         return
     with folder.leased(end_locked_out, waits=resume == "auto"):
         folder.check_new_or_same(recipe, resume)  # again: another run may have just ended
-        folder.create(recipe, describe_environment(world.size, str(world.device)))
+        folder.create(recipe, describe_environment(world.size, str(world.device)), attempt)
         world.barrier()
         yield
 

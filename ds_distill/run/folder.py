@@ -205,11 +205,14 @@ class RunFolder:
         ]
         return f"{self.path} keeps {' and '.join(saved) or 'what was written'}"
 
-    def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+    def create(
+        self, recipe: Recipe, environment: dict[str, Any], attempt: dict[str, Any] | None = None
+    ) -> None:
         """Create the folder, or begin again in one.
 
-        environment: of this start. It stands in environment.json, with `phases` (see `note_phase`)
-            and `changes`: the keys of the recipe that a resume has changed.
+        environment: of this start. It stands in environment.json, with `phases` (see `note_phase`),
+            `changes`: the keys of the recipe that a resume has changed, and `attempts`: of each
+            start by torchrun after another one what `attempt` says.
 
         Raises UserError when that fails, and leaves nothing behind.
         """
@@ -223,6 +226,8 @@ class RunFolder:
             kept = {"phases": known.get("phases", {})}
             if changed := known.get("changes", []) + changed:
                 kept["changes"] = changed
+            if attempts := known.get("attempts", []) + ([attempt] if attempt else []):
+                kept["attempts"] = attempts
             write_json(self.environment, {**environment, **kept})
         except OSError as error:
             if new:
@@ -230,7 +235,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     @contextmanager
-    def leased(self, on_lost: Callable[[str], object], *, waits: bool) -> Iterator[None]:
+    def leased(self, on_lost: Callable[[str], None], *, waits: bool) -> Iterator[None]:
         """Inside this block this process alone writes to the folder; see `lease.leased`."""
         with ExitStack() as held:
             try:
@@ -251,7 +256,8 @@ class RunFolder:
         on so far, ascending."""
         everything = self.read_environment()
         phases: dict[str, list[dict[str, Any]]] = everything["phases"]
-        here = {k: value for k, value in everything.items() if k not in ("phases", "changes")}
+        beside = ("phases", "changes", "attempts")
+        here = {key: value for key, value in everything.items() if key not in beside}
         known = phases.setdefault(name, [])
         if all({**one, "date": ""} != {**here, "date": ""} for one in known):
             known.append(here)

@@ -24,13 +24,20 @@ SAVE_TOTAL_LIMIT = 2
 SEEN_WITHIN = 60
 """Seconds in which a network file system shows other hosts what one has written."""
 T = TypeVar("T")
+clock = time.monotonic
 
 
 class Checkpoints:
     """Checkpoints `step-N` of one training, on a file system that all ranks see."""
 
-    def __init__(self, folder: Path, world: World) -> None:
-        self._folder, self._world = folder, world
+    def __init__(self, folder: Path, world: World, minutes: float = 10.0) -> None:
+        """minutes: between one and the next, see `is_due`."""
+        self._folder, self._world, self._minutes = folder, world, minutes
+        self._last = clock()
+
+    def is_due(self) -> bool:
+        """Whether the last one is old. The main process alone says so."""
+        return self._world.is_main and clock() - self._last >= 60 * self._minutes
 
     def save(self, engine: Engine, step: int, progress: dict[str, Any]) -> None:
         """Every rank writes its part to a temporary folder, which is then renamed."""
@@ -57,6 +64,7 @@ class Checkpoints:
         if self._world.is_main:
             for old in self._complete()[:-SAVE_TOTAL_LIMIT]:
                 shutil.rmtree(old, ignore_errors=True)
+        self._last = clock()
         self._world.barrier()
 
     def load(self, engine: Engine, progress: type[T]) -> T | None:

@@ -71,7 +71,7 @@ def train(job: Job, run: Run) -> list[TrainedModel]:
             for epoch in training.epochs_left():
                 training.run_epoch(epoch, bar)
         records = training.finish()
-    # Since the last report: nothing that follows would look for it.
+    # Since the last step: nothing that follows would look for it.
     asked = torch.tensor(float(stop_requested()), device=run.world.device)
     if run.world.sum(asked) > 0:
         raise Stopped(f"{job.name} trained")
@@ -90,7 +90,9 @@ class _Training:
         self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
         self.engine = start_engine(job, run, self.total_steps)
-        self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.name), run.world)
+        self._checkpoints = Checkpoints(
+            run.folder.checkpoints(job.number, job.name), run.world, settings.save_minutes
+        )
         saved = self._checkpoints.load(self.engine, Progress)
         self.progress = saved or Progress()
         if (best := self.progress.best_epoch) is not None and settings.keep != "last":
@@ -142,7 +144,8 @@ class _Training:
         ready = prefetch(partial(self._collate, epoch), steps)
         for (number, batch), micro_batches in zip(steps, timed_each("data", ready), strict=True):
             mark_step(number)
-            losses = self.engine.train_step(micro_batches)
+            wishes = stop_requested(), self._checkpoints.is_due()
+            losses = self.engine.train_step(micro_batches, wishes)
             self.progress = replace(self.progress, step=number + 1)
             self._count_skipped((number, batch))
             self._meter.add(losses, self.job.collate.lengths[batch])
@@ -184,9 +187,12 @@ class _Training:
         """Report, validate and save where a step is one for it."""
         step, every = self.progress.step, self.job.settings.save_every
         epoch_ends = step in ((epoch + 1) * self.steps_per_epoch, self.total_steps)
+        stops, is_due = self.engine.wished()
+        stops = stops and step < self.total_steps
         saves = (epoch_ends and step < self.total_steps) or (
             every is not None and step % every == 0
         )
+        saves = saves or stops or is_due
         bar.advance()
         # Also before a checkpoint: a resumed run then takes its means over the same steps.
         if step % self.run.recipe.logging.every == 0 or epoch_ends or saves:
@@ -195,8 +201,7 @@ class _Training:
         if epoch_ends:
             with timed("validation"):
                 self._validate(epoch)
-        stops = self._meter.stop_requested and step < self.total_steps
-        if saves or stops:
+        if saves:
             with timed("checkpoint"):
                 self._checkpoints.save(self.engine, step, asdict(self.progress))
                 self._forget_models()

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ds_distill.engine.world import World
-from ds_distill.process.signals import stop_requested
 from ds_distill.process.timers import Timers
 from ds_distill.run.timings import BESIDE
 
@@ -26,8 +25,6 @@ class Meter:
         self._steps = self._timed = 0
         self._each: list[dict[str, torch.Tensor]] = []
         """This rank's shares of the steps since the last reading."""
-        self.stop_requested = False
-        """Of any rank, by the last reading: all ranks know it at the same step."""
         self._part_seconds: tuple[dict[str, float], int] = ({}, 0)
         self._reset()
 
@@ -58,10 +55,8 @@ class Meter:
         for losses in self._each:
             for name, loss in losses.items():
                 shares.setdefault(name, []).append(loss)
-        stops = torch.tensor(float(stop_requested()), device=world.device)
-        means = [torch.stack(of_each).mean() for of_each in shares.values()]
-        *sums, stopped = world.sum(torch.stack([*means, stops])).tolist()
-        values, self.stop_requested = dict(zip(shares, sums, strict=True)), stopped > 0
+        means = torch.stack([torch.stack(of_each).mean() for of_each in shares.values()])
+        values = dict(zip(shares, world.sum(means).tolist(), strict=True))
         parts = self._timers.read()
         seconds = time.perf_counter() - self._started - sum(parts.get(one, 0.0) for one in BESIDE)
         if self._examples:

@@ -15,6 +15,8 @@ from processes import Process, within
 from runs import Runs, after_steps, check_same
 from toys import make_toy_classifier
 
+from ds_distill.files import read_json
+
 
 @pytest.fixture
 def runs(tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]) -> Runs:
@@ -115,6 +117,9 @@ def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(
     code, output = runs.stop(folder, after_steps(20, 0.0), False, kill_second_rank, seconds=300)
     assert code == 0, output
     assert "continues at step" in output
+    [attempt] = read_json(folder / "environment.json")["attempts"]
+    assert attempt["attempt"] == 1 and attempt["after"].startswith("rank 1 on ")
+    assert f"Attempt 1, after {attempt['after']}" in output
     check_same(folder, whole)
     assert within(30, lambda: not runs.left())
 

@@ -161,7 +161,7 @@ def test_a_host_that_sees_files_late(
     """All ranks go on from the checkpoint that rank 0 sees, and build the cache that it begins."""
     recipe = tmp_path / "toy.yaml"
     recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    options = ["training.epochs=2", "training.save_every=4", "logging.every=1"]
+    options = ["training.epochs=2", "training.save_minutes=0.001", "logging.every=1"]
     ranks = Ranks(recipe, command_environment, *options, "timeout_minutes=2")
     folder = tmp_path / "run"
     assert [code for code, *_ in results(ranks.start(folder, plant="fail:1:9"), 300)] == [1, 1]

@@ -86,7 +86,7 @@ def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
         code, output = runs.stop(folder, moment, True, lambda run, s=sign: run.send_signal(s))
         assert code == expected, output
         *_, asked, line = output.splitlines(keepends=True)
-        assert f"ds-distill: {name}: ends at the next report, with a checkpoint" in asked
+        assert f"ds-distill: {name}: ends after this step, with a checkpoint" in asked
         saved = rf"^ds-distill: stopped by {name}, with a checkpoint of (\S+) at step (\d+)\. "
         [(model, step)] = re.findall(saved, line)
         assert f"{folder} keeps the phases teach-first" in line

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -29,6 +30,8 @@ from ds_distill.process.signals import Stopped
 from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import RunFolder
+from ds_distill.training import checkpoints
+from ds_distill.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -93,7 +96,28 @@ def test_a_kill_between_the_best_weights_and_the_checkpoint(
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_request_after_the_last_report_of_a_training(
+def test_checkpoints_come_by_time_and_a_stop_is_saved_at_its_step(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was at the next report, and checkpoints at an epoch's end alone."""
+    monkeypatch.setattr(stopping, "_requested", None)
+    minutes, saved, save = itertools.count(), list[int](), Checkpoints.save
+    monkeypatch.setattr(checkpoints, "clock", lambda: 60.0 * next(minutes))
+
+    def noted(*given: Any) -> None:
+        saved.append(given[2])
+        save(*given)
+        if saved[-1] == 8:
+            assert stopping._request_stop(signal.SIGTERM)
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    overrides = ["training.save_minutes=4", "logging.every=1000"]
+    with pytest.raises(Stopped, match=r"with a checkpoint of student at step 9$"):
+        run_recipe(load_recipe(recipe, overrides), tmp_path / "run")
+    assert saved == [4, 8, 9]
+
+
+def test_a_request_after_the_last_step_of_a_training(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The phases after it would not look for one."""
