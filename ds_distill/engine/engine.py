@@ -17,8 +17,9 @@ from torch import nn
 from transformers import get_scheduler
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
-from ds_distill.engine.placement import Traces, fit_bucket, forget, stage3_config
-from ds_distill.engine.precision import is_half, model_dtype, spare_stage_0, trust_the_norm
+from ds_distill.engine.internals import Traces, forget, spare_stage_0, trust_the_norm
+from ds_distill.engine.placement import fit_bucket, stage3_config
+from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import (
     random_state,
     read_training_state,
@@ -130,8 +131,7 @@ class Engine:
         # It moves no buffers. Not before it: `_adamw` runs the student where its weights are.
         for buffer in self.bundle.buffers():
             buffer.data = buffer.data.to(self.world.device)
-        offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
-        return Traces(offload.get_param_coordinator())
+        return Traces(self._engine.optimizer)
 
     def _prepare(self, config: dict[str, Any]) -> None:
         """What DeepSpeed leaves to be done with what is trained."""

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import torch
-from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
-from deepspeed.runtime.zero.partitioned_param_coordinator import (
-    PartitionedParameterCoordinator,
-    ZeRoTraceMode,
-)
 from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from transformers import PreTrainedModel
@@ -129,70 +123,3 @@ def fit_bucket(config: dict[str, Any], trained: Iterable[nn.Parameter]) -> dict[
 def numel_of(parameter: torch.nn.Parameter) -> int:
     """Elements of a weight, which may be sharded."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-class Traces:
-    """What DeepSpeed 0.19 prefetches under stage 3, for each kind of pass.
-
-    It records which modules the last pass ran, and gathers their weights ahead in the next one as
-    long as that runs the same. Where passes of different kinds alternate, such as teachers' and
-    micro-steps, no record would ever fit: here each kind has its own.
-    """
-
-    def __init__(self, coordinator: PartitionedParameterCoordinator) -> None:
-        self._coordinator = coordinator
-        self._kind: Hashable = None
-        self._kept: dict[Hashable, tuple[int, dict[str, Any]]] = {}
-
-    def turn_to(self, kind: Hashable) -> None:
-        """Called before a pass, on every rank alike: it is one of that kind."""
-        if kind == self._kind:
-            return
-        own = self._coordinator
-        if own.is_record_trace():
-            own.reset_step()  # the pass before was recorded whole
-        trace = {name: getattr(own, name) for name in _TRACE}
-        self._kept[self._kind] = _weights_of_others(trace), trace
-        own._clear_trace_structures()
-        weights, trace = self._kept.get(kind, (0, {}))
-        if weights != _weights_of_others(trace):  # a pass in between has read more
-            trace = {}
-        for name, value in {_MODE: ZeRoTraceMode.INVALID, **trace}.items():
-            setattr(own, name, value)
-        # A weight that a pass of one kind reads again stays whole until then, in another for good.
-        _forget_releases()
-        self._kind = kind
-
-
-_MODE, _MODULES, _ = _TRACE = tuple(
-    f"_PartitionedParameterCoordinator__{name}"
-    for name in ("trace_mode", "submodule_order", "param_order")
-)
-
-
-def _weights_of_others(trace: dict[str, Any]) -> int:
-    """How many weights the modules of a trace read that are other modules', such as a head's that
-    is tied to embeddings: DeepSpeed adds one where it first sees it."""
-    return sum(len(module._external_params) for module in trace.get(_MODULES, ()))
-
-
-def forget(model: nn.Module) -> None:
-    """Take a model out of what DeepSpeed 0.19 keeps of the models of stage 3 for as long as the
-    process lives. With the model all its weights and the optimizer would stay: 16 bytes for each
-    weight in bf16.
-
-    model: that of an engine which was closed.
-    """
-    # The model itself, and layers that activation checkpointing ran again: it ends their forward
-    # passes early, without the hook that takes them out.
-    known = set(model.modules())
-    FWD_MODULE_STACK[:] = [one for one in FWD_MODULE_STACK if one not in known]
-    _forget_releases()
-
-
-def _forget_releases() -> None:
-    """Empty DeepSpeed's cache of which weights a module releases at which step of a pass. It fills
-    again; its keys are coordinators and modules, and say nothing of what the pass does later."""
-    # DeepSpeed wraps the cache in a function.
-    method = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
-    inspect.getclosurevars(method).nonlocals["func"].cache_clear()

@@ -72,30 +72,3 @@ def check_device(reference: str, config: dict[str, Any]) -> None:
             f"deepspeed: {reference} computes in fp16, which this machine's "
             f"{get_accelerator().device_name()} does not. Use a config of bf16 or fp32."
         )
-
-
-def trust_the_norm(optimizer: Any) -> None:
-    """Of stages 0 to 2, in bf16 and fp16: the norm of all gradients tells whether one of them is
-    not finite. DeepSpeed skips the step for that too, but looks at each gradient by itself before,
-    with eight launches: a quarter of a short step on a GPU at stage 1, two fifths at stage 0."""
-    if getattr(optimizer, "compute_grad_norm", False):  # of stages 1 and 2
-        optimizer.check_overflow = lambda partition_gradients=True: None
-    elif hasattr(optimizer, "overflow_checker"):
-        optimizer.overflow_checker.check = lambda: False
-
-
-def spare_stage_0(engine: Any, trained: list[torch.nn.Parameter], reduces: bool) -> None:
-    """Leave out what DeepSpeed does at stage 0 to no effect. In fp32 it goes through the weights of
-    the whole bundle to clip gradients and again to drop them, a sixth of a short step beside three
-    large teachers. And it copies all gradients into one tensor and back, for an all-reduce that
-    changes nothing where a rank is alone: 8% of a short step (docs/profiling.md).
-
-    reduces: whether there are other ranks.
-    """
-    import torch  # seconds
-
-    engine.enable_backward_allreduce = reduces
-    engine.zero_grad = engine.optimizer.zero_grad
-    engine.clip_fp32_gradients = lambda: torch.nn.utils.clip_grad_norm_(
-        trained, engine.gradient_clipping()
-    )

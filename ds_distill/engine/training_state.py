@@ -33,6 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ds_distill.engine.internals import link_states, loss_scaler, shards_of, whole_copies
 from ds_distill.models.bundle import Bundle
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,8 +53,8 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
     """
     tensors: dict[str, torch.Tensor] = {}
     adam = _adam(engine)
-    _link(engine.optimizer)
-    whole, shards = _whole_copies(engine), _shards(engine)
+    link_states(engine.optimizer)
+    whole, shards = whole_copies(engine), shards_of(engine)
     for name, parameter in _trained(bundle):
         if parameter in whole:
             found = {"weight": whole[parameter].detach(), **adam.state.get(whole[parameter], {})}
@@ -67,7 +68,7 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
                 tensors[f"{key}/{name}"] = value.float().cpu().clone()
     if is_main:
         tensors |= {f"buffer/{name}": value.cpu().clone() for name, value in _buffers(bundle)}
-        scaler = _loss_scaler(engine)
+        scaler = loss_scaler(engine)
         state = {key: getattr(scaler, key) for key in SCALER} if scaler else {}
         steps = str(engine.lr_scheduler.last_epoch)
         about = {"steps": steps, "loss_scaler": json.dumps(state), RESTED: "true"}
@@ -92,12 +93,12 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
             raise RuntimeError(
                 f"{file} is of an earlier version, which updated weights that no term read yet"
             )
-        whole, shards = _whole_copies(engine), _shards(engine)
+        whole, shards = whole_copies(engine), shards_of(engine)
         adam.state.clear()
         for name, parameter in _trained(bundle):
             if parameter in shards and f"step/{name}" in names:
                 _make_state(adam, shards[parameter], states.get_tensor(f"step/{name}"))
-        _link(engine.optimizer)
+        link_states(engine.optimizer)
         for name, parameter in _trained(bundle):
             weight = states.get_tensor(f"weight/{name}").to(parameter.device)
             own = {}
@@ -116,7 +117,7 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
         for name, buffer in _buffers(bundle):
             buffer.copy_(states.get_tensor(f"buffer/{name}"))
         of_scaler = json.loads(metadata["loss_scaler"])
-        if scaler := _loss_scaler(engine):
+        if scaler := loss_scaler(engine):
             for key, value in of_scaler.items():
                 setattr(scaler, key, value)
         # In earlier versions the schedule did not count the steps that fp16 skipped.
@@ -135,45 +136,11 @@ def _buffers(bundle: Bundle) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, buffer
 
 
-def _whole_copies(engine: Any) -> dict[nn.Parameter, torch.Tensor]:
-    """What Adam updates for each parameter at stage 0: itself in fp32, a copy in bf16. Empty at
-    other stages, where Adam has shards of all parameters together."""
-    wrapper = engine.optimizer
-    if isinstance(wrapper, torch.optim.AdamW):
-        return {one: one for group in wrapper.param_groups for one in group["params"]}
-    if not hasattr(wrapper, "fp32_groups"):
-        return {}
-    return {
-        one: copy
-        for group, copies in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
-        for one, copy in zip(group, copies, strict=True)
-    }
-
-
-def _loss_scaler(engine: Any) -> Any:
-    """DeepSpeed's, where it changes the scale; None elsewhere."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    return scaler if getattr(scaler, "dynamic", False) else None
-
-
 def _adam(engine: Any) -> torch.optim.AdamW:
     """torch's optimizer, inside of DeepSpeed's or alone."""
     adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
     assert isinstance(adam, torch.optim.AdamW)
     return adam
-
-
-def _shards(engine: Any) -> dict[nn.Parameter, torch.Tensor]:
-    """This rank's shard of the group of each parameter, which Adam updates at stages 1 to 3. Empty
-    at stage 0."""
-    wrapper = engine.optimizer
-    if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # stage 3
-        groups, shards = wrapper.fp16_groups, wrapper.fp32_partitioned_groups_flat
-    elif hasattr(wrapper, "single_partition_of_fp32_groups"):
-        groups, shards = wrapper.bit16_groups, wrapper.single_partition_of_fp32_groups
-    else:
-        return {}
-    return {one: shard for group, shard in zip(groups, shards, strict=True) for one in group}
 
 
 def _make_state(adam: torch.optim.AdamW, shard: torch.Tensor, step: torch.Tensor) -> None:
@@ -184,15 +151,6 @@ def _make_state(adam: torch.optim.AdamW, shard: torch.Tensor, step: torch.Tensor
             "step": step.to(shard.device),
             **{key: torch.zeros_like(shard) for key in MOMENTS},
         }
-
-
-def _link(wrapper: Any) -> None:
-    """Have parameters find their parts in Adam's states. At stages 1 and 2 DeepSpeed does it after
-    the update of the first of its groups, when the others have no state, and never again; there is
-    no public call for it."""
-    if hasattr(wrapper, "_hp_optimizer_states_linked"):
-        wrapper._hp_optimizer_states_linked = False
-        wrapper._lazy_init_hp_params_optimizer_state()
 
 
 def _set_stage_1_or_2(

@@ -20,6 +20,7 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from ds_distill.engine.internals import compile_nothing
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark_waiting
 from ds_distill.process.identity import get_rank, get_world_size, is_rank
@@ -68,7 +69,7 @@ class World:
             accelerator.set_device(local_rank)
         if not dist.is_initialized():
             with no_chatter():
-                _compile_nothing()
+                compile_nothing()
                 backend = accelerator.communication_backend_name()
                 # A watchdog at `limit` knows which rank is behind, and has the first word.
                 timeout = timedelta(seconds=limit + 60)
@@ -170,15 +171,6 @@ def _choose_interface(size: int) -> None:
 
 def _announce(missing: str) -> None:
     print(f"  waiting for {missing}", flush=True)
-
-
-def _compile_nothing() -> None:
-    """Prevent DeepSpeed from compiling its CPU collectives for tensor-parallel inference, which are
-    not used here. It takes a minute, in a folder that all environments of a user share, behind a
-    lock that a killed process leaves."""
-    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-    if builder is not None:
-        deepspeed.ops.__compatible_ops__[builder.NAME] = False
 
 
 @contextmanager

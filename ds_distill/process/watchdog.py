@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore
 
@@ -30,8 +30,6 @@ GRACE_SECONDS = 5.0
 KILLED = ", as when the system kills it because memory runs out"
 
 _STACK_FRAMES = 12
-
-NO_ANSWER = "  it does not answer; if it can, its own output has the stack"
 
 
 class Watchdog:
@@ -145,42 +143,15 @@ class Watchdog:
         if rank is not None:
             self._hangs(rank, f"it has given no sign for {minutes(self._limit)}", "")
         elif (rank := watch.behind()) is not None:
-            recently = time.monotonic() - max(GRACE_SECONDS, 3 * self._tick)
-            stack, other = self._stack_of(rank), self._beyond(rank)
-            text = f"no rank has gone on for {minutes(self._limit)}"
-            if (
-                other is not None
-                and watch.have_been_seen((rank, other), recently)
-                and _wait_for_each_other(stack, self._stack_of(other))
-            ):
-                self._end_hanging(rank, self._about_network(rank, other, text), "")
-            else:
-                where = f"\nWhere rank {rank} is:\n{stack}"
-                self._hangs(rank, f"{text}, and it is behind", where)
-
-    def _beyond(self, rank: int) -> int | None:
-        """A rank on another host."""
-        hosts = [process.host for process in self._rendezvous.processes]
-        return next((other for other, host in enumerate(hosts) if host != hosts[rank]), None)
-
-    def _about_network(self, rank: int, other: int, text: str) -> str:
-        here, there = (self._rendezvous.processes[one].host for one in (rank, other))
-        return (
-            f"{text}. It and rank {other} on {there} are alive, and wait for each other in a "
-            f"collective: what one sends there does not arrive. See the network between {here} and "
-            f"{there}: the interface that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names, a "
-            f"firewall, or packets too large for the way (`ping -M do -s 1472 {there}`; 8972 for "
-            "jumbo frames)"
-        )
+            where = f"\nWhere rank {rank} is:\n{self._stack_of(rank)}"
+            text = f"no rank has gone on for {minutes(self._limit)}, and it is behind"
+            self._hangs(rank, text, where)
 
     def _hangs(self, rank: int, what: str, where: str) -> None:
+        failure = self._failure(rank, what)
         longer = "If that only needs longer, set timeout_minutes"
-        self._end_hanging(rank, f"{self._failure(rank, what).message}. {longer}", where)
-
-    def _end_hanging(self, rank: int, message: str, where: str) -> None:
         if not self._stopped.is_set():
-            host = self._rendezvous.processes[rank].host
-            self._end(Failure(rank, host, time.time(), "fault", message), where)
+            self._end(replace(failure, message=f"{failure.message}. {longer}"), where)
 
     def _stack_of(self, rank: int) -> str:
         if rank == self._rendezvous.rank:
@@ -191,7 +162,7 @@ class Watchdog:
             if self.store.check([f"stack/{rank}"]):
                 return self.store.get(f"stack/{rank}").decode()
             time.sleep(self._tick / 4)
-        return NO_ANSWER
+        return "  it does not answer; if it can, its own output has the stack"
 
     def _guard(self) -> None:
         """See what the exchange cannot: that it is stuck itself, and that a process has ended."""
@@ -234,9 +205,6 @@ class _Watch:
         rank = min(range(self._size), key=lambda rank: self._seen[rank])
         return rank if self._seen[rank] < since else None
 
-    def have_been_seen(self, ranks: Iterable[int], since: float) -> bool:
-        return all(self._seen[rank] >= since for rank in ranks)
-
     def behind(self) -> int | None:
         """The rank that the others wait for, where none has gone on for the limit."""
         if time.monotonic() - max(self._moved) < self._limit:
@@ -246,17 +214,6 @@ class _Watch:
             range(self._size),
             key=lambda rank: (activities[rank].position, activities[rank].waits, rank),
         )
-
-
-def _wait_for_each_other(*stacks: str) -> bool:
-    """Whether ranks that give signs of life are in calls which they make together. A stack is long:
-    one that does not come is lost on the way, as what they send each other is."""
-    within = {
-        "/torch/distributed/" in stack.rpartition("thread MainThread:")[2]
-        for stack in stacks
-        if stack != NO_ANSWER
-    }
-    return within == {True}
 
 
 def _read(store: PrefixStore, rank: int) -> tuple[int, Activity]:
