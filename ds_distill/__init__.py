@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
-    from ds_distill.one_call import distil
+    from ds_distill.one_call import FinishedRun, distil, run_recipe
     from ds_distill.predictors.prediction import predict
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
-    from ds_distill.run.run_recipe import FinishedRun, run_recipe
     from ds_distill.types import Batch, Signals
     from ds_distill.views import PackedView, PaddedView
 
@@ -82,7 +81,7 @@ _MODULES = {
     "ConfidencePenalty": "losses",
     "Cosine": "losses",
     "CrossEntropy": "losses",
-    "FinishedRun": "run.run_recipe",
+    "FinishedRun": "one_call",
     "HiddenMSE": "losses",
     "LogitMSE": "losses",
     "PackedView": "views",
@@ -102,7 +101,7 @@ _MODULES = {
     "load_recipe": "recipe",
     "predict": "predictors.prediction",
     "read_signals": "models.encoder",
-    "run_recipe": "run.run_recipe",
+    "run_recipe": "one_call",
 }
 """Name -> the module of this package that has it, and its name there where that differs."""
 

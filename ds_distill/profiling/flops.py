@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ds_distill.planning.models import Pass, PlannedModel, cost
-from ds_distill.run.profiler import Amount
+from ds_distill.run.observer import Amount
 
 _EXAMPLES = 100
 """Of the passes that are counted: what a pass needs but once, such as DeBERTa's relative

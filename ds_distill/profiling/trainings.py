@@ -27,7 +27,7 @@ from ds_distill.recipe.phase import TrainingPhase, training_name
 from ds_distill.recipe.phases import Distil
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import PROFILE, RunFolder
-from ds_distill.run.profiler import Amount, Profiler
+from ds_distill.run.observer import Amount, Observer
 from ds_distill.run.run import Run
 from ds_distill.run.timings import BESIDE, read_timings
 from ds_distill.training.meter import WARM_UP_STEPS
@@ -106,13 +106,13 @@ def profile_trainings(
     if not training:
         raise UserError(f"{short.name}: no phase trains, so there is nothing to profile.")
     is_main = get_rank() == 0
-    profiler = Profiler(trace, begins) if is_main else Profiler()
+    observer = Observer(trace, begins) if is_main else Observer()
     with _folder_of_main(short, work) if is_main else nullcontext():
         with timed_collectives():
-            runs = execute(short, work, first=training[-1] + 1, profiler=profiler)
+            runs = execute(short, work, first=training[-1] + 1, observer=observer)
         if not is_main:
             return []
-        return list(_trainings(next(iter(runs.values())), profiler))
+        return list(_trainings(next(iter(runs.values())), observer))
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def _device_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return 2 * 1024**3 / min(seconds)
 
 
-def _trainings(run: Run, profiler: Profiler) -> Iterator[Profiled]:
+def _trainings(run: Run, observer: Observer) -> Iterator[Profiled]:
     short = run.recipe
     planner = Planner(short, GPUS["h100"], run.world.size)  # for its models alone
     timings = read_timings(run.folder.path / "metrics.jsonl")
@@ -164,7 +164,7 @@ def _trainings(run: Run, profiler: Profiler) -> Iterator[Profiled]:
         for outputs in phase.trainings:
             training = training_name(outputs)
             timing = timings[number, training]
-            observed = profiler.trainings[number, training]
+            observed = observer.trainings[number, training]
             steps = [n for n in observed.amounts if n >= WARM_UP_STEPS]
             beside = timing.beside
             for part in BESIDE:

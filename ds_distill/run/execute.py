@@ -35,9 +35,9 @@ from ds_distill.run.inputs import (
     refuse_other_recipe,
     refuse_other_software,
 )
+from ds_distill.run.observer import Observer
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.planned_memory import planned_device, planned_memory
-from ds_distill.run.profiler import Profiler
 from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank
 from ds_distill.run.run import Run
@@ -50,12 +50,12 @@ def execute(
     *,
     resume: Resume = False,
     first: int | None = None,
-    profiler: Profiler | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Run]:
     """Run a recipe in the folder `path`. Returns the run as each task finds it, by task.
 
     first: run only the first phases, this many; None runs all and publishes.
-    profiler: observes the trainings.
+    observer: observes the trainings.
 
     Raises UserError for mistakes that the user can fix; nothing is written then.
     """
@@ -72,7 +72,7 @@ def execute(
         refuse_other_software(world)
         refuse_other_recipe(recipe, world)
         folder = RunFolder(path)
-        return _execute(recipe, folder, world, attempt, resume, first, profiler)
+        return _execute(recipe, folder, world, attempt, resume, first, observer)
 
 
 def _execute(
@@ -82,7 +82,7 @@ def _execute(
     attempt: dict[str, Any] | None,
     resume: Resume,
     first: int | None,
-    profiler: Profiler | None,
+    observer: Observer | None,
 ) -> dict[str, Run]:
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     check_device(*find_config(recipe.deepspeed))
@@ -100,7 +100,7 @@ def _execute(
         replaced = check_inputs(inputs, folder) if world.is_main else []
         log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resumed)
         runs = {
-            name: Run(recipe, folder, world, log, source, name, profiler)
+            name: Run(recipe, folder, world, log, source, name, observer)
             for name, source in sources.items()
         }
         if attempt is not None:

@@ -17,6 +17,7 @@ STAGES = re.compile(r"zero[0-3]_(\w+)")
 """Built-in DeepSpeed configs. Those of one precision differ in the stage, and so in how weights are
 spread over ranks."""
 
+
 @dataclass(frozen=True)
 class Change:
     """A key whose value differs."""

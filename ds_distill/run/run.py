@@ -32,7 +32,7 @@ from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.training import Training
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.profiler import Profiler
+from ds_distill.run.observer import Observer
 from ds_distill.tasks import TaskKind
 from ds_distill.tasks.data import TaskData
 
@@ -49,11 +49,11 @@ class Run:
         log: RunLog,
         source: Source,
         task_name: str = LONE_TASK,
-        profiler: Profiler | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """source: of the task's data. profiler: observes the trainings."""
+        """source: of the task's data. observer: observes the trainings."""
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
-        self.profiler = profiler
+        self.observer = observer
         self.peak_memory = PeakMemory(world.device)
         self.planned_bytes: Mapping[tuple[int, str], int] = {}
         """Of a training, by its phase's number and its model, on the main process of GPUs."""

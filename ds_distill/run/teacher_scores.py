@@ -71,7 +71,7 @@ def score_of_signals(
 def _teaching(number: int, run: Run) -> int | None:
     """The first phase from `number` on in which the task's teachers teach; None without one, and
     where nothing of a run's quality counts."""
-    if run.profiler is not None:
+    if run.observer is not None:
         return None
     phases = list(enumerate(run.recipe.phases))[number:]
     return next((at for at, phase in phases if _teaches(phase) and _is_of(run, phase)), None)

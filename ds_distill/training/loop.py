@@ -99,10 +99,10 @@ class _Training:
             run.folder.check_kept(job.number, job.name, best)
         self._forget_models()
         self._say_where_it_begins()
-        if run.profiler is None:
+        if run.observer is None:
             self.timers = Timers(run.world.device)
         else:
-            self.timers = run.profiler.start(job.key, run.world.device, self.total_steps)
+            self.timers = run.observer.start(job.key, run.world.device, self.total_steps)
         self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
@@ -151,8 +151,8 @@ class _Training:
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
             self._after_step(epoch, bar)
-            if self.run.profiler is not None:
-                self.run.profiler.after_step()
+            if self.run.observer is not None:
+                self.run.observer.after_step()
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Global batches of an epoch that are still to do; announces an epoch that begins."""
@@ -179,8 +179,8 @@ class _Training:
             pinned_for(world.device, self.job.collate(share, epoch, progress, signals=signals))
             for share in shares
         ]
-        if self.run.profiler is not None:
-            self.run.profiler.batches(self.job.key, number, micro_batches)
+        if self.run.observer is not None:
+            self.run.observer.batches(self.job.key, number, micro_batches)
         return micro_batches
 
     def _after_step(self, epoch: int, bar: Bar) -> None:
@@ -362,7 +362,7 @@ class _Training:
         if run.world.is_main:
             run.folder.publish_models(job.number, job.name, epoch, records)
         run.world.barrier()
-        if run.profiler is not None:
-            run.profiler.end()
+        if run.observer is not None:
+            run.observer.end()
         mark_step(None)
         return list(records.values())

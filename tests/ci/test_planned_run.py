@@ -11,10 +11,10 @@ from unit.test_planned_run import (
     recipe,  # noqa: F401
 )
 
+from ds_distill import run_recipe
 from ds_distill.planning.gpus import GPUS, RESERVE
 from ds_distill.recipe import Recipe
 from ds_distill.run import execute as execute_module
-from ds_distill.run.run_recipe import run_recipe
 
 
 def test_what_does_not_fit_is_told_before_it_starts(recipe: Recipe, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.run.profiler import Amount, Profiler
+from ds_distill.run.observer import Amount, Observer
 
 LENGTHS = [9, 40, 23]
 
@@ -172,9 +172,9 @@ def test_a_profile_says_what_it_is_when_it_begins(
     """It said so before it refused."""
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings))
 
-    def trains(recipe: Any, path: Path, *, profiler: Profiler, **options: Any) -> None:
+    def trains(recipe: Any, path: Path, *, observer: Observer, **options: Any) -> None:
         for number in range(2):
-            profiler.start((number, "student"), torch.device("cpu"), 8)
+            observer.start((number, "student"), torch.device("cpu"), 8)
         raise UserError("planted")
 
     monkeypatch.setattr("ds_distill.profiling.trainings.execute", trains)

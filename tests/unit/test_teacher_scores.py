@@ -36,7 +36,7 @@ def run_of(settings: dict[str, Any], phases: list[Any], **more: Any) -> Any:
         task=recipe.task,
         task_name="task",
         labels=["animal", "food", "weather"],
-        profiler=None,
+        observer=None,
         data=SimpleNamespace(has_split=lambda split: True),
         teachers=lambda number: list(recipe.teachers),
         reference=lambda name, number: SimpleNamespace(
@@ -68,7 +68,7 @@ def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(
     leaves: list[Any] = [*phases[:2], {"expertise": {"leave_out": "unqualified"}}, *phases[3:]]
     assert ready(run_of(toy_settings, leaves)) == [[], [], [], both, []], "that phase chooses"
     assert ready(run_of(toy_settings, [TEACH, CACHE, EVALUATE])) == [[], [], []], "none teaches"
-    of_all.profiler = object()
+    of_all.observer = object()
     assert not any(ready(of_all)), "a short run says nothing of quality"
     tokens = run_of(masked_lm_settings, masked_lm_settings["phases"])
     assert not any(ready(tokens)), "no labels"

@@ -36,14 +36,14 @@ from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.training import Training
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
-from ds_distill.run.profiler import Profiler
+from ds_distill.run.observer import Observer
 from ds_distill.training.meter import WARM_UP_STEPS
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 
-class Rival(Profiler):
-    """Stands where a profiler would: makes a step of the bare loop after each of the run's."""
+class Rival(Observer):
+    """Stands where an observer would: makes a step of the bare loop after each of the run's."""
 
     def __init__(self, batch: int, config: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def main() -> None:
         file.write_text(yaml.safe_dump(recipe(given.steps, given.batch, given.length)))
         loaded = load_recipe(str(file))
         rival = Rival(given.batch, loaded.deepspeed)
-        runs = execute(loaded, Path(name) / "run", profiler=rival)
+        runs = execute(loaded, Path(name) / "run", observer=rival)
         world = runs["task"].world
         seconds = {name: each[WARM_UP_STEPS:] for name, each in rival.seconds.items()}
         measured = {

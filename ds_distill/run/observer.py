@@ -1,4 +1,4 @@
-"""What a run does beside training while it is profiled."""
+"""What a run does beside training while it is profiled (`profiling/`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Training:
     """Seconds by part after its last report."""
 
 
-class Profiler:
+class Observer:
     """Observes the trainings of a run."""
 
     def __init__(
