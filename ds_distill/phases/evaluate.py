@@ -25,10 +25,9 @@ from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.records import Evaluation
 from ds_distill.reporting.results import answer_of, limits_of
 from ds_distill.run.any_checkpoint import CHECKPOINT
+from ds_distill.run.doubts import known_labels, warn_of_few_groups, warn_of_teachers
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import known_labels, warn_of_few_groups, warn_of_teachers
 from ds_distill.run.run import Run
-from ds_distill.run.teacher_scores import not_doubted
 from ds_distill.tasks import TaskKind
 
 
@@ -234,7 +233,7 @@ def _warnings(
     """Log and return what is doubtful of the teachers, and was not told before."""
     found = []
     for role in ("teacher", CHECKPOINT):
-        for one in not_doubted(run, references):
+        for one in references:
             if roles[one.name] == role and (own := judged.get(one.name)) is not None:
                 about = run, phase, split, [one], own.predictions, own.examples, role
                 found += warn_of_teachers(*about)

@@ -37,16 +37,16 @@ from ds_distill.routing.held_out import at
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.partial_teachers import classes_of
 from ds_distill.routing.selection import unqualified
-from ds_distill.run.events import RunLog
-from ds_distill.run.folder import RunFolder
-from ds_distill.run.inference import predict_split
-from ds_distill.run.label_warnings import (
+from ds_distill.run.doubts import (
+    score_of_signals,
     warn_of_few_groups,
     warn_of_one_expert,
     warn_of_teachers,
 )
+from ds_distill.run.events import RunLog
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.inference import predict_split
 from ds_distill.run.run import Run
-from ds_distill.run.teacher_scores import not_doubted, score_of_signals
 from ds_distill.types import Signals
 
 MOST_CHARACTERS = 400
@@ -67,8 +67,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     if not run.world.is_main:
         run.world.barrier()
         return None
-    new = not_doubted(run, references)
-    warnings = warn_of_teachers(run, name, phase.split, new, logits, examples)
+    warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     where = f"phase {name}, split {phase.split}"
     if left_out:
         of_all = _compare(where, signals, examples, run)

@@ -78,16 +78,16 @@ class ProcessId:
 
     @staticmethod
     def of_this() -> ProcessId:
-        return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), machine())
+        return ProcessId(socket.gethostname(), os.getpid(), born(os.getpid()), machine())
 
     def is_alive(self) -> bool | None:
         """Whether it runs; None where only its own host could tell."""
         if self.machine != machine() or self.born is None:
             return None
-        return _born(self.pid) == self.born
+        return born(self.pid) == self.born
 
 
-def _born(pid: int) -> int | None:
+def born(pid: int) -> int | None:
     """When a process began, in ticks since the system did; None where it has ended."""
     try:
         _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")

@@ -8,16 +8,18 @@ LEASE_SECONDS without a touch, by the clock of the one who looks.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import LeaseCompromise, LeaseSettingsMismatch, SoftFileLease, Timeout
+from filelock import LeaseCompromise, LeaseSettingsMismatch, OwnerRecord, SoftFileLease, Timeout
 
 from ds_distill import files
 from ds_distill.errors import UserError
 from ds_distill.process.activity import Tell, mark
+from ds_distill.process.identity import born
 
 NAME = "lock"
 
@@ -49,8 +51,10 @@ def leased(folder: Path, on_lost: Callable[[str], None], *, waits: bool = False)
 
     def check() -> None:
         owner = lease.owner
-        if owner is None or owner.token != token:
-            on_lost(_lost(folder, "owner-changed" if owner else "marker-missing"))
+        if owner is not None and owner.token != token:
+            on_lost(_lost(folder, "owner-changed"))
+        elif owner is None and not (folder / NAME).exists():
+            on_lost(_lost(folder, "marker-missing"))
 
     _held.append(lease)
     files.guards.append(check)
@@ -71,7 +75,7 @@ def check_free(folder: Path) -> None:
     if not (folder / NAME).is_file() or lease.is_lock_held_by_us:
         return
     try:
-        lease.acquire(blocking=False)
+        _try(lease)
     except (Timeout, LeaseSettingsMismatch, PermissionError):
         raise _refusal(lease, folder) from None
     lease.release()
@@ -86,6 +90,9 @@ def release_all() -> None:
 
 _held: list[SoftFileLease] = []
 
+_FIRST = 0xEFFFFFFC
+"""Of a machine's own space of process ids, which filelock does not write beside the host."""
+
 
 def _lease(folder: Path, on_lost: Callable[[LeaseCompromise], None] | None = None) -> SoftFileLease:
     duration, path = LEASE_SECONDS, folder / NAME
@@ -98,7 +105,7 @@ def _acquire(lease: SoftFileLease, folder: Path, waits: bool) -> None:
     sign, tell = None, Tell()
     while True:
         with suppress(Timeout, LeaseSettingsMismatch):
-            lease.acquire(blocking=False)
+            _try(lease)
             return
         now, last = time.monotonic(), sign
         if (sign := _sign(folder / NAME)) != last:
@@ -112,6 +119,23 @@ def _acquire(lease: SoftFileLease, folder: Path, waits: bool) -> None:
         tell(f"waiting for {who}, which has {folder}, at most {2 * LEASE_SECONDS:g} s")
         mark("waits for the run's folder")
         time.sleep(0.05)
+
+
+def _try(lease: SoftFileLease) -> None:
+    """Raises Timeout where another process has it."""
+    owner = lease.owner
+    if owner is not None and _has_ended(owner):
+        lease.force_break()
+    lease.acquire(blocking=False)
+
+
+def _has_ended(owner: OwnerRecord) -> bool:
+    """Whether it is a process of this machine that has ended. filelock takes one that nobody has
+    waited for, as in a container without an init, for a living one."""
+    host, _, space = owner.hostname.partition("?pidns-")
+    own = os.stat("/proc/self/ns/pid").st_ino
+    is_here = host == socket.gethostname() and space == ("" if own == _FIRST else f"{own:x}")
+    return is_here and born(owner.pid) is None
 
 
 def _sign(path: Path) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings
+from ds_distill.run.doubts import score_teachers
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import Resume, RunFolder
@@ -41,7 +42,6 @@ from ds_distill.run.planned_memory import planned_device, planned_memory
 from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank
 from ds_distill.run.run import Run
-from ds_distill.run.teacher_scores import score_teachers
 
 
 def execute(

@@ -25,7 +25,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.run import teacher_scores
+from ds_distill.run import doubts
 from ds_distill.run.execute import execute
 from ds_distill.run.run import Run
 
@@ -134,13 +134,13 @@ def test_in_the_wrong_order_it_is_refused_before_anything_runs(
     teacher = {"model": str(bench.root / "nameless")}
     path = bench.recipe("refused", teacher, [control, *LEARN])
     asked: list[list[str]] = []
-    predict = teacher_scores.predictions_of
+    predict = doubts.predictions_of
 
     def counted(run: Run, references: list[Any], *arguments: Any, **options: Any) -> Any:
         asked.append([reference.name for reference in references])
         return predict(run, references, *arguments, **options)
 
-    monkeypatch.setattr(teacher_scores, "predictions_of", counted)
+    monkeypatch.setattr(doubts, "predictions_of", counted)
     folder = bench.root / "refused"
     with pytest.raises(UserError, match=r"^teachers\.sound: accuracy .* on validation") as caught:
         execute(load_recipe(str(path)), folder)

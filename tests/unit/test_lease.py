@@ -91,9 +91,10 @@ def test_the_second_is_refused_and_goes_on_after_the_first(hold, tmp_path):
 
 
 def test_after_a_kill_the_folder_is_free_at_once(hold, tmp_path):
+    """Also before anybody has waited for it."""
     first = hold(tmp_path)
     first.kill()
-    first.wait()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
     check_free(tmp_path)
     hold(tmp_path).kill()
     with leased(tmp_path, not_lost, waits=True):

@@ -17,9 +17,15 @@ from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.recipe.tasks import Regression, SingleLabel
+from ds_distill.run.doubts import (
+    _focus,
+    _keep,
+    _ready,
+    _teaches_nothing,
+    doubt_text,
+    warn_of_teachers,
+)
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.label_warnings import doubt_text, warn_of_teachers
-from ds_distill.run.teacher_scores import _focus, _keep, _ready, _teaches_nothing
 from ds_distill.tasks.regression import RegressionKind
 from ds_distill.tasks.single_label import SingleLabelKind
 
@@ -104,14 +110,17 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> Non
     )
     found = label_doubt(np.eye(3)[[1, 1, 1, 1]], np.array([0, 0, 0, 1]), NAMES)
     assert found is not None and found.is_worthless
-    run: Any = SimpleNamespace(log=log, kind=SimpleNamespace(label_doubt=lambda *given: found))
+    scores = SimpleNamespace(read_teacher_scores=lambda: [])
+    kind = SimpleNamespace(label_doubt=lambda *given: found)
+    run: Any = SimpleNamespace(log=log, kind=kind, folder=scores, task_name="task")
     for name, role, called in (
         ("ann", "teacher", "teacher ann"),
         ("ann", "checkpoint", "checkpoint ann"),
         ("checkpoint", "checkpoint", "checkpoint"),
     ):
         one: Any = SimpleNamespace(name=name, trained=True, label_map=None)
-        [text] = warn_of_teachers(run, "evaluate", "test", [one], {name: None}, None, role)  # type: ignore[arg-type]
+        about: Any = "evaluate", "test", [one], {name: None}, None, role
+        [text] = warn_of_teachers(run, *about)
         assert text.startswith(f"{called}: accuracy 25.0% on test")
         assert lines[-1] == f"WARNING: {text}" and events[-1] == text
 
