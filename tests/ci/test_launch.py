@@ -118,8 +118,7 @@ def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(
     assert code == 0, output
     assert "continues at step" in output
     [attempt] = read_json(folder / "environment.json")["attempts"]
-    assert attempt["attempt"] == 1 and attempt["after"].startswith("rank 1 on ")
-    assert f"Attempt 1, after {attempt['after']}" in output
+    assert attempt["attempt"] == 1 and f"Attempt 1, after {attempt['after']}" in output
     check_same(folder, whole)
     assert within(30, lambda: not runs.left())
 

@@ -9,7 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import filelock
 import pytest
@@ -19,6 +22,9 @@ from ds_distill.files import write_text
 from ds_distill.process import lease
 from ds_distill.process.activity import activity
 from ds_distill.process.lease import check_free, leased, release_all
+from ds_distill.recipe import load_recipe
+from ds_distill.run.execute import _prepared
+from ds_distill.run.folder import RunFolder
 
 SHORT = 0.6
 
@@ -166,3 +172,17 @@ def test_the_end_of_a_process_frees_its_folders(tmp_path):
     with leased(tmp_path, not_lost):
         release_all()
         assert not (tmp_path / lease.NAME).exists()
+
+
+@pytest.mark.parametrize("resume", [True, "auto"])
+def test_a_run_that_goes_on_by_itself_waits_and_a_persons_start_does_not(
+    resume, tmp_path, toy_recipe
+):
+    folder, recipe = RunFolder(tmp_path), load_recipe(toy_recipe)
+    folder.create(recipe, {"ranks": 1})
+    (tmp_path / lease.NAME).write_text(FOREIGN)
+    world = SimpleNamespace(is_main=True, size=1, device="cpu", barrier=lambda: None)
+    refused = pytest.raises(UserError, match="in use by process 1 on host node-7")
+    end: Any = nullcontext() if resume == "auto" else refused
+    with end, _prepared(recipe, folder, world, None, resume):  # type: ignore[arg-type]
+        assert (tmp_path / lease.NAME).read_text() != FOREIGN
