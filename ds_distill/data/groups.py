@@ -8,7 +8,7 @@ and the text itself without case and white space: near-copies are one group alwa
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import as_numpy
-from ds_distill.data.readers import BATCH, Reader, write_names
+from ds_distill.data.columns import BATCH, as_numpy, write_columns
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
-from ds_distill.process.activity import mark
 
 VERSION = 2
 """Part of the files' names: raise it when the same examples get other marks."""
@@ -131,12 +129,13 @@ def _write(data: datasets.Dataset, path: Path) -> None:
     fields = [name for name in ("words", "text", "text_b", "answers") if name in data.column_names]
     fields = ["text_b"] if "answers" in fields else fields
     named = ["group"] if "group" in data.column_names else []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+
+    def batches() -> Iterator[list[Any]]:
         for table in data.select_columns([*fields, *named]).with_format("arrow").iter(BATCH):
-            mark("looks for near-copies")
             copies = pa.array(copy_marks(*(table[name].to_pylist() for name in fields)))
-            groups = pc.coalesce(*(table[name] for name in named), copies)
-            writer.write_table(pa.table([copies, groups], schema=_SCHEMA))
+            yield [copies, pc.coalesce(*(table[name] for name in named), copies)]
+
+    write_columns(path, _SCHEMA, batches(), "looks for near-copies")
 
 
 def copy_marks(*fields: Sequence[Any]) -> np.ndarray:
@@ -157,16 +156,14 @@ def plain_text(text: str | list[str]) -> str:
     return " ".join(found.split()) or text
 
 
-def write_named(reader: Reader, column: str, path: Path) -> None:
-    """Write the groups that a reader's rows name to an Arrow stream file: one column `group`,
-    int64, null where a row names none; see `write_names`."""
+NAMED = pa.schema([("group", pa.int64())])
 
-    def hashes(groups: list[str | None]) -> list[pa.Array]:
-        nothing = np.array([group is None for group in groups])
-        keys = content_keys([group or "" for group in groups])
-        return [pa.array(hash_keys(keys, _MARK), mask=nothing)]
 
-    write_names(reader, column, "group", path, pa.schema([("group", pa.int64())]), hashes)
+def named_groups(names: list[str | None]) -> list[pa.Array]:
+    """The column `NAMED`: hashes of the groups that examples name, null where one names none."""
+    nothing = np.array([name is None for name in names])
+    keys = content_keys([name or "" for name in names])
+    return [pa.array(hash_keys(keys, _MARK), mask=nothing)]
 
 
 # ------------------------------------------------------------------------------- into parts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,25 +12,19 @@ import pyarrow.compute as pc
 import xxhash
 
 from ds_distill.data.columns import arrow_column
-from ds_distill.data.readers import Reader, write_names
 from ds_distill.keys import content_keys, find_keys, sorted_keys
 
 ID = ("id_hi", "id_lo")
 """Columns of a split, int64: the two halves of a hash of the example's id; null without one."""
 
-_SCHEMA = pa.schema([(name, pa.int64()) for name in ID])
+NAMED = pa.schema([(name, pa.int64()) for name in ID])
 
 
-def write_ids(reader: Reader, column: str, path: Path) -> None:
-    """Write the ids in a column of a reader's rows to an Arrow stream file with the columns `ID`;
-    see `write_names`."""
-
-    def halves(ids: list[str | None]) -> list[pa.Array]:
-        keys = content_keys([one or "" for one in ids])
-        nothing = np.array([one is None for one in ids])
-        return [pa.array(keys[:, half], mask=nothing) for half in (0, 1)]
-
-    write_names(reader, column, "id", path, _SCHEMA, halves)
+def hashed_ids(names: list[str | None]) -> list[pa.Array]:
+    """The columns `ID`, of the ids of some examples."""
+    keys = content_keys([name or "" for name in names])
+    nothing = np.array([name is None for name in names])
+    return [pa.array(keys[:, half], mask=nothing) for half in (0, 1)]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ds_distill.data.label_vectors import as_list, is_vector, vector_length
 from ds_distill.data.readers import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_json
@@ -19,10 +20,6 @@ from ds_distill.files import read_json
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMERAL = re.compile(r"([-+]?[0-9]{1,18})(\.0*)?")
 """A whole number, in all its spellings."""
-
-
-class Odd(Exception):
-    """The fast path found something that the exact path has to examine."""
 
 
 def is_labelled(labels: np.ndarray) -> np.ndarray:
@@ -50,38 +47,27 @@ def distinct_labels(
     """
     if many and (length := vector_length(reader, column)) is not None:
         return list(map(str, range(length)))
-    found: set[str | None] = set()
-    try:
-        for table in reader.tables([column]):
-            values = plain(table[column])
-            if many and is_text(values.type):
-                raise Odd
-            if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-                values = pc.list_flatten(values)
-            found.update(map(_spelled, pc.unique(values.drop_null()).to_pylist()))
-        if None in found:
-            raise Odd
-    except (Odd, pa.ArrowException, OSError, ValueError, OverflowError):
-        found = set()
-        for location, row in reader.rows([column]):
-            given = as_list(row.get(column), reader) if many else row.get(column)
-            for value in given if isinstance(given, list) else [given]:
-                if value is not None and _spelled(value) is None:
-                    raise UserError(_not_a_label(location, column, value)) from None
-                found.add(_spelled(value))
+    names: set[str | None] = set()
+    for location, row in reader.rows([column]):
+        value = row.get(column)
+        if many:
+            value = as_list(value, reader)
+        for one in value if isinstance(value, list) else [value]:
+            name = _spelled(one)
+            if name is None and one is not None:
+                raise UserError(_not_a_label(location, column, one))
+            names.add(name)
     spellings: dict[str | int, list[str]] = {}
-    for name in found - {None, ""} if reader.numbers_are_text else found - {None}:
+    for name in names - ({None, ""} if reader.numbers_are_text else {None}):
         spellings.setdefault(_key(str(name)), []).append(str(name))
     if not minus_one:
         spellings.pop(-1, None)
     whole = all(isinstance(key, int) for key in spellings)
-    names = [
+    labels = [
         str(key) if len(alike) > 1 or (whole and "." in alike[0]) else alike[0]
         for key, alike in spellings.items()
     ]
-    if all(map(_WHOLE_NUMBER.fullmatch, names)):
-        return sorted(names, key=int)
-    return sorted(names)
+    return sorted(labels, key=int if all(map(_WHOLE_NUMBER.fullmatch, labels)) else str)
 
 
 class LabelNames:
@@ -110,43 +96,39 @@ class LabelIds:
     no label.
     """
 
+    type: pa.DataType = pa.int64()
+    """Of a column of them."""
+
     def __init__(
-        self, labels: list[str], reader: Reader, column: str, *, found: bool = False
+        self, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
     ) -> None:
-        """found: the labels are those of examples, whose order says of no number which is meant."""
+        """unordered: the labels are those of examples, whose order says of no number which is
+        meant."""
         self.labels, self.column = labels, column
         self._names, self._from_text = LabelNames(labels), reader.numbers_are_text
         self.class_names = reader.label_names(column)
         self._ids: dict[str | int, int] = {}
         if self.class_names is not None:
-            found_names = enumerate(map(self._names.find, self.class_names))
-            self._ids = {number: label for number, label in found_names if label is not None}
-        elif not (found or self._names.any_numbers):
+            ids = enumerate(map(self._names.find, self.class_names))
+            self._ids = {number: label for number, label in ids if label is not None}
+        elif not (unordered or self._names.any_numbers):
             self._ids = {number: number for number in range(len(labels))}
 
-    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
-        """Class ids, int64 [N], -1 for no label. Raises Odd, or ArrowException, where a label is
-        not known."""
-        values = plain(values)
-        if pa.types.is_null(values.type):
-            return np.full(len(values), -1, dtype=np.int64)
-        distinct = pc.unique(values)
-        found = list(map(self._find, distinct.to_pylist()))
-        if None in found:
-            raise Odd
-        locations = pc.index_in(values, value_set=distinct)
-        return np.array(found, dtype=np.int64)[locations.to_numpy()]
+    @staticmethod
+    def is_one(label: int) -> bool:
+        """Whether it is no mark of a row without a label."""
+        return label >= 0
 
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
-        if (found := self._find(value)) is not None:
-            return found
+        if (label := self._find(value)) is not None:
+            return label
         name = _spelled(value)
         if name is None:
             raise UserError(_not_a_label(location, self.column, value))
-        given, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
+        said, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
         if is_number and self.class_names and 0 <= int(name) < len(self.class_names):
-            given = f"{name} ({self.class_names[int(name)]!r})"
+            said = f"{name} ({self.class_names[int(name)]!r})"
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
         numbers = ""
         if is_number and self._ids:
@@ -154,7 +136,7 @@ class LabelIds:
         elif isinstance(_key(name), int) and not self._names.any_numbers:
             numbers = " They are names in train, whose order gives no number a meaning."
         raise UserError(
-            f"label {given} (column {self.column!r}) is not one of the "
+            f"label {said} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{did_you_mean(name, self.labels)}{numbers} "
             "Correct the row, or list all labels in their order with task.labels=[A, B].",
             at=location,
@@ -184,39 +166,22 @@ class LabelSets:
     of them."""
 
     def __init__(
-        self, labels: list[str], reader: Reader, column: str, *, found: bool = False
+        self, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
     ) -> None:
-        """found: as of `LabelIds`."""
-        self._one = LabelIds(labels, reader, column, found=found)
+        """unordered: as of `LabelIds`."""
+        self._one = LabelIds(labels, reader, column, unordered=unordered)
         self._count, self._reader, self._column = len(labels), reader, column
         self._length = len(self._one.class_names or labels)
+        self.type = pa.list_(pa.int8(), self._count)
 
     @cached_property
     def _are_vectors(self) -> bool:
         return vector_length(self._reader, self._column) == self._length
 
-    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
-        """int64 [N, L], -1 in rows without labels. Raises Odd where a label is not known."""
-        if pa.types.is_null(values.type):
-            return np.full((len(values), self._count), -1, dtype=np.int64)
-        is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
-        if not is_list or (self._are_vectors and self._one.class_names):
-            raise Odd
-        found = [np.zeros((0, self._count), dtype=np.int64)]
-        for chunk in values.chunks:
-            known, flat = chunk.is_valid().to_numpy(zero_copy_only=False), chunk.flatten()
-            has = np.full((len(chunk), self._count), -1, dtype=np.int64)
-            if self._are_vectors:
-                has[known] = flat.cast(pa.int64()).to_numpy().reshape(-1, self._count)
-            else:
-                ids = self._one.of_column(pa.chunked_array([flat]))
-                lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()
-                has[known] = 0
-                has[np.repeat(np.arange(len(chunk)), lengths), ids] = 1
-                if (ids < 0).any() or (has == 1).sum() < len(ids):  # none, or one twice
-                    raise Odd
-            found.append(has)
-        return np.concatenate(found)
+    @staticmethod
+    def is_one(label: np.ndarray) -> bool:
+        """As of `LabelIds`."""
+        return bool(label[0] >= 0)
 
     def of_value(self, value: object, location: str) -> np.ndarray:
         """int64 [L]. Raises UserError where a label is not known or stands twice, or it is no
@@ -256,7 +221,7 @@ class LabelSets:
             return UserError(f"{twice}Name each once.")
         rows = self._reader.rows([self._column])
         lists = ((where, as_list(row.get(self._column), self._reader)) for where, row in rows)
-        other = (at for at, row in lists if row is not None and not is_vector(row, self._length))
+        other = (at for at, row in lists if row is not None and not _is_vector(row, self._length))
         return UserError(
             f"{twice}Name each once; or, of vectors, write 0 or 1 for each of the {self._length} "
             f"labels in every row, and {next(other)} has something else."
@@ -266,25 +231,15 @@ class LabelSets:
 class Numbers:
     """Reads labels that are finite numbers. null, and in CSV an empty field, mean no label."""
 
+    type: pa.DataType = pa.float32()
+
     def __init__(self, reader: Reader, column: str) -> None:
         self._column, self._from_text = column, reader.numbers_are_text
 
-    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
-        """float32 [N], NaN for no label. Raises Odd, or ArrowException, where one is no number."""
-        values = plain(values)
-        if self._from_text and is_text(values.type):
-            values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
-        elif not (
-            pa.types.is_integer(values.type)
-            or pa.types.is_floating(values.type)
-            or pa.types.is_null(values.type)
-        ):
-            raise Odd
-        with np.errstate(over="ignore"):  # it is refused
-            numbers = values.cast(pa.float64()).to_numpy().astype(np.float32)
-        if not np.isfinite(numbers[values.is_valid().to_numpy()]).all():
-            raise Odd
-        return np.asarray(numbers)
+    @staticmethod
+    def is_one(label: np.float32) -> bool:
+        """As of `LabelIds`."""
+        return not np.isnan(label)
 
     def of_value(self, value: object, location: str) -> np.float32:
         """NaN for no label. Raises UserError where it is no number, or none that is finite."""
@@ -316,16 +271,38 @@ def label_array(labels: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, labels.shape[1])
 
 
-def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without dictionary encoding."""
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    return column
+def vector_length(reader: Reader, column: str) -> int | None:
+    """The length of a column's lists where they are vectors of 0 and 1 for each label, as
+    transformers' loss takes them: all of one length, of two or more. None where they are not.
+
+    Where two labels are known, [0, 1] may be both, by their ids; but not in every row.
+    """
+    length = None
+    for _, row in reader.rows([column]):
+        value = as_list(row.get(column), reader)
+        if value is None:
+            continue
+        if not _is_vector(value, length):
+            return None
+        length = len(value)
+    return length
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def as_list(value: object, reader: Reader) -> object:
+    """A row's list of labels; in CSV, of their JSON."""
+    if not (reader.numbers_are_text and isinstance(value, str)):
+        return value
+    with suppress(ValueError, RecursionError):
+        return json.loads(value)
+    return value or None
+
+
+def _is_vector(value: object, length: int | None) -> TypeGuard[list[Any]]:
+    """Whether a list is of 0 and 1 alone, also as 1.0 or true. length: None: of any, but one."""
+    return (
+        isinstance(value, list)
+        and len(value) == (max(len(value), 2) if length is None else length)
+        and all(one in (0, 1) for one in value)
     )
 
 

@@ -64,7 +64,7 @@ class PredictionRows:
             self._predicted = Numbers(reader, self.form)
         else:
             kind = LabelSets if self._many else LabelIds
-            self._predicted = kind(source.labels, reader, self.form, found=source.found_labels)
+            self._predicted = kind(source.labels, reader, self.form, unordered=source.found_labels)
 
     def _columns(self, source: Source, present: list[str]) -> list[str]:
         """Those that say of which example a row is."""

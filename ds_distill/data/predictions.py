@@ -20,10 +20,10 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import as_numpy
+from ds_distill.data.columns import BATCH, as_numpy
 from ds_distill.data.ids import ExamplesById, UnlikeExamples
 from ds_distill.data.prediction_rows import PredictionRows
-from ds_distill.data.readers import BATCH, open_file
+from ds_distill.data.readers import open_file
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.keys import among_keys, find_keys, sorted_keys
@@ -110,7 +110,7 @@ def first_other(
 
 
 def _rows(path: Path, source: Source, splits: Collection[str]) -> PredictionRows:
-    reader = open_file(path, source.cache_folder)
+    reader = open_file(path)
     named = source.task.data.columns.id in reader.columns()
     return PredictionRows(reader, source, _by_id(source, splits) if named else None)
 

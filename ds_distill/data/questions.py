@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from ds_distill.data.readers import AllOrNone, Reader, kind_of, text_of, write_rows
+from ds_distill.data.readers import kind_of, text_of
 from ds_distill.data.span_text import check_own_text, true_offsets
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
-from ds_distill.keys import content_keys
 from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(
@@ -30,46 +28,25 @@ EXAMPLES = pa.schema(
 the split has none)."""
 
 
-def convert(reader: Reader, columns: Columns, path: Path, *, any_number: bool = False) -> None:
-    """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
+def example(
+    row: Mapping[str, Any], columns: Columns, location: str, *, any_number: bool
+) -> tuple[bool, str, str, list[dict[str, Any]] | None]:
+    """Whether a row has answers, its question, its context, and the answers.
 
     any_number: whether a question may have any number of answers, all of them right together, and
         none. Else it has one or more, of which one is enough.
 
-    Raises UserError with the location of the first invalid row.
+    Raises UserError where the row breaks a rule.
     """
-
-    def arrays(batch: list[_Row]) -> list[pa.Array]:
-        questions, contexts, answers = [list(column) for column in zip(*batch, strict=True)]
-        numbers = [-1 if found is None else len(found) for found in answers]
-        keys = content_keys(questions, contexts)
-        values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
-        return [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
-
-    if write_rows(_checked(reader, columns, any_number), path, EXAMPLES, arrays) == 0:
-        raise UserError(f"{reader.name}: no rows. Put at least one example there.")
-
-
-_Row = tuple[str, str, list[dict[str, Any]] | None]
-"""Question, context and answers."""
-
-
-def _checked(reader: Reader, columns: Columns, any_number: bool) -> Iterator[_Row]:
-    present = columns.answers in reader.columns()
-    all_or_none = AllOrNone(columns.answers, "answers", "some")
-    names = [columns.question, columns.context] + ([columns.answers] if present else [])
-    for location, row in reader.rows(names):
-        question = text_of(row, columns.question, location)
-        context = text_of(row, columns.context, location)
-        if any_number and not words_of(context):
-            raise UserError(f"{location}: {columns.context!r} holds no word. Take the row out.")
-        given = row.get(columns.answers)
-        all_or_none.see(given is not None, location)
-        answers = None
-        if given is not None:
-            what = f"{location}: {columns.answers!r}"
-            answers = (_spans if any_number else _answers)(_from_hub(given, what), context, what)
-        yield question, context, answers
+    question = text_of(row, columns.question, location)
+    context = text_of(row, columns.context, location)
+    if any_number and not words_of(context):
+        raise UserError(f"{location}: {columns.context!r} holds no word. Take the row out.")
+    answers = row.get(columns.answers)
+    if answers is not None:
+        what = f"{location}: {columns.answers!r}"
+        answers = (_spans if any_number else _answers)(_from_hub(answers, what), context, what)
+    return answers is not None, question, context, answers
 
 
 def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:

@@ -7,21 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
-from ds_distill.data.examples import write_examples
-from ds_distill.keys import hash_keys
+from ds_distill.data.columns import BATCH, write_columns
+from ds_distill.data.examples import text_schema
+from ds_distill.keys import content_keys, hash_keys
 from ds_distill.recipe.data import Randomise
 
 VERSION = 1
 """Part of the file's name: raise it when the same texts give other random ones."""
-
-BATCH = 10_000
 
 _PASSAGE, _STARTER, _QUESTION = 106, 107, 108
 """Purposes of the hashes."""
@@ -46,16 +45,16 @@ def _write(examples: datasets.Dataset, settings: Randomise, path: Path) -> None:
     pairs = "text_b" in examples.column_names
     words = Unigrams.of(examples, "text_b" if pairs else "text")
 
-    def batches() -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
+    def batches() -> Iterator[list[Any]]:
         for first in range(0, len(words.lengths), BATCH):
             numbers = np.arange(first, min(first + BATCH, len(words.lengths)))
             passages = words.passages(numbers, settings.seed)
             texts = [questions(passages, numbers, settings)] if pairs else []
             texts.append([" ".join(passage) for passage in passages])
-            columns = [pa.chunked_array([pa.array(column, pa.string())]) for column in texts]
-            yield columns, np.full(len(numbers), -1, dtype=np.int64)
+            keys = content_keys(*texts)
+            yield [*texts, np.full(len(numbers), -1), keys[:, 0], keys[:, 1]]
 
-    write_examples(path, ["text", "text_b"] if pairs else ["text"], batches())
+    write_columns(path, text_schema(pairs), batches())
 
 
 @dataclass(frozen=True)

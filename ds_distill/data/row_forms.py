@@ -1,37 +1,57 @@
 """What a row of a task's data is, in the columns of one file: a text or a pair of them, a list of
-words, or a question about a context."""
+words, or a question about a context. Converted once to a file of examples that hold all rules."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ds_distill.data import questions, words
-from ds_distill.data.examples import convert
-from ds_distill.data.readers import Reader
+from ds_distill.data import groups, ids, questions, teacher_column, words
+from ds_distill.data.columns import BATCH, write_columns
+from ds_distill.data.examples import text_schema
+from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
+from ds_distill.data.readers import AllOrNone, Reader, name_of, text_of
 from ds_distill.data.words import WordColumns
+from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
+from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tasks import Rows, Task
+
+NAMED: dict[str, tuple[pa.Schema, Callable[[list[str | None]], list[pa.Array]]]] = {
+    "group": (groups.NAMED, groups.named_groups),
+    "teacher": (teacher_column.NAMED, teacher_column.named_teachers),
+    "id": (ids.NAMED, ids.hashed_ids),
+}
+"""By key of `task.data.columns`: names beside an example, and the columns that are made of them."""
 
 
 class RowForm(ABC):
     """The rows of one file."""
 
+    label_key: str
+    """The key of `task.data.columns` that names the labels' column."""
+    labels_are: tuple[str, ...] = ("label", "one")
+    """As `AllOrNone` calls them."""
+
     def __init__(self, task: Task, reader: Reader) -> None:
         self.task, self.reader = task, reader
         self.columns = task.data.columns
 
-    label_key: str
-    """The key of `task.data.columns` that names the labels' column."""
-
     @property
     def label_column(self) -> str:
         return str(getattr(self.task.data.columns, self.label_key))
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the file has a column of labels."""
+        return self.label_column in self.reader.columns()
 
     @property
     @abstractmethod
@@ -47,9 +67,58 @@ class RowForm(ABC):
         """What the converted rows depend on beside the file: JSON values."""
 
     @abstractmethod
-    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
-        """Write the examples to an Arrow file; labels: none where the file has no column of
-        them. found: as of `LabelIds`."""
+    def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
+        """Of the examples. labels: none where the file has no column of them. unordered: as of
+        `LabelIds`."""
+
+    @abstractmethod
+    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
+        """Whether a row has a label, and its values. Raises UserError where it breaks a rule."""
+
+    @abstractmethod
+    def arrays(self, *values: list[Any]) -> list[Any]:
+        """The columns of some examples, of the values of each."""
+
+    def convert(
+        self, labels: list[str], path: Path, *, unordered: bool, named: Mapping[str, str]
+    ) -> None:
+        """Write the examples to an Arrow stream file.
+
+        labels, unordered: as of `begin`. named: by key of `NAMED`, columns that the file has.
+
+        Raises UserError with the location of the first invalid row.
+        """
+        schema = self.begin(labels, unordered=unordered)
+        for key in named:
+            schema = pa.schema([*schema, *NAMED[key][0]])
+        rows = self._examples(named)
+
+        def batches() -> Iterator[list[Any]]:
+            while batch := list(islice(rows, BATCH)):
+                values = list(map(list, zip(*batch, strict=True)))
+                last = len(values) - len(named)
+                columns = self.arrays(*values[:last])
+                for key, names in zip(named, values[last:], strict=True):
+                    columns += NAMED[key][1](names)
+                yield columns
+
+        with without_garbage_collection():  # rows live for one batch, and hold no cycles
+            count = write_columns(path, schema, batches())
+        if count == 0:
+            raise UserError(f"{self.reader.name}: no rows. Put at least one example there.")
+
+    def _examples(self, named: Mapping[str, str]) -> Iterator[list[Any]]:
+        all_or_none = AllOrNone(self.label_column, *self.labels_are)
+        columns = [*self.key_columns.values()]
+        if self.task.predicts not in ("token", "nothing"):
+            columns.append(self.label_column)
+        columns += [column for key in NAMED if (column := getattr(self.columns, key)) is not None]
+        for location, row in self.reader.rows(columns):
+            has_labels, *values = self.example(row, location)
+            all_or_none.see(has_labels, location)
+            for key, column in named.items():
+                values.append(name_of(row, column, key, location))
+            yield values
 
     def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The content keys of rows as the reader gives them: int64 [n, 2]."""
@@ -64,30 +133,51 @@ class TextRows(RowForm):
     def __init__(self, task: Task, reader: Reader) -> None:
         super().__init__(task, reader)
         self.columns = text_columns(self.columns, reader.columns())
-        self._many, self._numbers = task.predicts == "labels", task.predicts == "number"
+        self._labels: LabelIds | LabelSets | Numbers | None = None
 
     @property
     def key_columns(self) -> dict[str, str]:
-        named = {"text": self.columns.text, "text_b": self.columns.text_b}
-        return {key: name for key, name in named.items() if name is not None}
+        texts = {"text": self.columns.text, "text_b": self.columns.text_b}
+        return {key: name for key, name in texts.items() if name is not None}
 
     def state(self, labels: list[str]) -> list[Any]:
-        kinds = [*["many labels"] * self._many, *["numbers"] * self._numbers]
         class_names = self.reader.label_names(self.label_column)
-        return [_named(self.columns), labels, class_names, *kinds]
+        return [_named(self.columns), labels, class_names, self.task.predicts]
 
-    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
-        how = {"many_labels": self._many, "numbers": self._numbers, "found": found}
-        convert(self.reader, self.columns, labels, path, **how)
+    def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
+        column = self.label_column
+        if self.task.predicts == "number" and self.has_labels:
+            self._labels = Numbers(self.reader, column)
+        elif labels and self.task.predicts == "labels":
+            self._labels = LabelSets(labels, self.reader, column, unordered=unordered)
+        elif labels:
+            self._labels = LabelIds(labels, self.reader, column, unordered=unordered)
+            self.labels_are = (*self.labels_are, " -1 is none where task.labels does not name it.")
+        return text_schema(self.columns.text_b is not None, self._labels and self._labels.type)
+
+    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
+        texts = [text_of(row, name, location) for name in self.key_columns.values()]
+        if self._labels is None:
+            return False, -1, *texts
+        label = self._labels.of_value(row.get(self.label_column), location)
+        return self._labels.is_one(label), label, *texts
+
+    def arrays(self, labels: list[Any], *texts: list[Any]) -> list[Any]:
+        keys = content_keys(*texts)
+        return [*texts, label_array(np.array(labels)), keys[:, 0], keys[:, 1]]
 
 
 class WordRows(RowForm):
     """A list of words with their tags, or a text with spans."""
 
+    labels_are = ("tags", "some")
+
     def __init__(self, task: Task, reader: Reader) -> None:
         super().__init__(task, reader)
         self.words = WordColumns.of(self.columns, reader.columns())
         self.label_key = "spans" if self.words.in_text else "tags"
+        self._ids: LabelIds | None = None
+        self._lost: list[words.Lost] = []
 
     @property
     def key_columns(self) -> dict[str, str]:
@@ -101,8 +191,22 @@ class WordRows(RowForm):
         class_names = self.reader.label_names(self.label_column)
         return [_named(columns), labels, class_names, "words", words.VERSION]
 
-    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
-        words.convert(self.reader, self.words, labels, path, found=found)
+    def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
+        if labels:
+            self._ids = LabelIds(labels, self.reader, self.words.tags, unordered=unordered)
+        return words.EXAMPLES
+
+    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
+        return self.words.example(row, location, self._ids, self._lost)
+
+    def arrays(self, *values: list[Any]) -> list[Any]:
+        lists, tags, widened = values
+        keys = words.word_keys(lists)
+        return [lists, tags, keys[:, 0], keys[:, 1], widened]
+
+    def _examples(self, named: Mapping[str, str]) -> Iterator[list[Any]]:
+        yield from super()._examples(named)
+        words.refuse_lost(self._lost, self.words)
 
     def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         lists = [self.words.words_of_row(row[self.words.words]) for row in rows]
@@ -110,20 +214,31 @@ class WordRows(RowForm):
 
 
 class QuestionRows(RowForm):
-    """A question and its context, with answers."""
+    """A question and its context, with answers: one or more, of which one is enough. Where words
+    are tagged any number, all of them right together, and none."""
 
     label_key = "answers"
+    labels_are = ("answers", "some")
 
     @property
     def key_columns(self) -> dict[str, str]:
         return {"question": self.columns.question, "context": self.columns.context}
 
     def state(self, labels: list[str]) -> list[Any]:
-        return [_named(self.columns), "contexts", *["any number"] * (self.task.predicts == "tag")]
+        return [_named(self.columns), "contexts", self.task.predicts]
 
-    def convert(self, labels: list[str], path: Path, *, found: bool) -> None:
+    def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
+        return questions.EXAMPLES
+
+    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
         any_number = self.task.predicts == "tag"
-        questions.convert(self.reader, self.columns, path, any_number=any_number)
+        return questions.example(row, self.columns, location, any_number=any_number)
+
+    def arrays(self, *values: list[Any]) -> list[Any]:
+        asked, contexts, answers = values
+        numbers = [-1 if some is None else len(some) for some in answers]
+        keys = content_keys(asked, contexts)
+        return [asked, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
 
 
 ROW_FORMS: dict[Rows, type[RowForm]] = {
@@ -148,4 +263,4 @@ def text_columns(columns: Columns, present: Collection[str]) -> Columns:
 
 def _named(columns: Columns) -> dict[str, Any]:
     """The columns that converted files depend on."""
-    return columns.model_dump(exclude={"group", "teacher", "id"})
+    return columns.model_dump(exclude={*NAMED})

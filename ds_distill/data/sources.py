@@ -21,15 +21,15 @@ import xxhash
 
 from ds_distill.data import docstrings
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import as_numpy, example_keys
+from ds_distill.data.columns import BATCH, as_numpy, example_keys
 from ds_distill.data.examples import keep_per_class
-from ds_distill.data.groups import MARKS, with_marks, write_named
-from ds_distill.data.ids import ID, write_ids
+from ds_distill.data.groups import MARKS, with_marks
+from ds_distill.data.ids import ID
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
-from ds_distill.data.readers import BATCH, Reader, open_file
-from ds_distill.data.row_forms import ROW_FORMS, RowForm
+from ds_distill.data.readers import Reader, open_file
+from ds_distill.data.row_forms import NAMED, ROW_FORMS, RowForm
 from ds_distill.data.splits import folder_splits, hub_splits
-from ds_distill.data.teacher_column import TEACHER, write_teachers
+from ds_distill.data.teacher_column import TEACHER
 from ds_distill.errors import UserError, did_you_mean, reworded
 from ds_distill.recipe.tasks import Task
 
@@ -257,7 +257,7 @@ class ReaderSource(Source):
         if split not in self._readers:
             location = self._locations[split]
             if isinstance(location, Path):
-                location = open_file(location, self.cache_folder)
+                location = open_file(location)
             self._readers[split] = location
         return self._readers[split]
 
@@ -265,23 +265,24 @@ class ReaderSource(Source):
         return ROW_FORMS[self.task.rows](self.task, reader)
 
     def _examples(self, split: str) -> datasets.Dataset:
-        reader, parts = self._reader(split), [self._converted(split)]
-        columns = self.task.data.columns
-        for key, column, write in (
-            ("group", columns.group, write_named),
-            ("teacher", columns.teacher, write_teachers),
-            ("id", columns.id, write_ids),
-        ):
-            if column is None or not self._has(reader, key, column):
-                continue
-            state = [VERSION, reader.fingerprint(), column, f"{key}s"]
-            digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-            path = build_once(
-                self.cache_folder / f"{key}s-{digest}.arrow",
-                partial(write, reader, column),
-            )
-            parts.append(datasets.Dataset.from_file(str(path)))
-        return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts, axis=1)
+        reader = self._reader(split)
+        form, present = self._form(reader), reader.columns()
+        for key, name in form.key_columns.items():
+            if name not in present:
+                raise _missing_column(reader, key, name)
+        columns = {key: getattr(self.task.data.columns, key) for key in NAMED}
+        named = {
+            key: name
+            for key, name in columns.items()
+            if name is not None and self._has(reader, key, name)
+        }
+        labels = self.labels if form.has_labels else []
+        unordered = self.found_labels
+        state = [VERSION, reader.fingerprint(), unordered, named, *form.state(labels)]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
+        file = self.cache_folder / f"examples-{digest}.arrow"
+        convert = partial(form.convert, labels, unordered=unordered, named=named)
+        return datasets.Dataset.from_file(str(build_once(file, convert)))
 
     def _has(self, reader: Reader, key: str, column: str) -> bool:
         """Whether the rows of a split name their groups, teachers, or ids: it need not, where
@@ -293,20 +294,6 @@ class ReaderSource(Source):
         if must or not elsewhere:
             raise _missing_column(reader, key, column)
         return False
-
-    def _converted(self, split: str) -> datasets.Dataset:
-        reader = self._reader(split)
-        form, present = self._form(reader), reader.columns()
-        for key, name in form.key_columns.items():
-            if name not in present:
-                raise _missing_column(reader, key, name)
-        labels = self.labels if form.label_column in present else []
-        found = self.found_labels
-        state = [VERSION, reader.fingerprint(), found, *form.state(labels)]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-        file = self.cache_folder / f"examples-{digest}.arrow"
-        convert = partial(form.convert, labels, found=found)
-        return datasets.Dataset.from_file(str(build_once(file, convert)))
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         found: dict[tuple[int, int], str] = {}

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ds_distill.data.columns import arrow_column
-from ds_distill.data.readers import Reader, write_names
 from ds_distill.keys import name_id
 
 TEACHER = "teacher"
 """Column of a split, str: the teacher's name; null where none is named."""
 
-_SCHEMA = pa.schema([(TEACHER, pa.string())])
+NAMED = pa.schema([(TEACHER, pa.string())])
 
 
-def write_teachers(reader: Reader, column: str, path: Path) -> None:
-    """Write the names in a column of a reader's rows to an Arrow stream file with one column,
-    `TEACHER`; see `write_names`."""
-    write_names(
-        reader, column, TEACHER, path, _SCHEMA, lambda names: [pa.array(names, pa.string())]
-    )
+def named_teachers(names: list[str | None]) -> list[pa.Array]:
+    """The column `NAMED`, of the names of some examples."""
+    return [pa.array(names, pa.string())]
 
 
 def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -17,15 +16,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from ds_distill.data.columns import flat_lists
 from ds_distill.data.labels import LabelIds
-from ds_distill.data.readers import (
-    AllOrNone,
-    Reader,
-    check_text,
-    kind_of,
-    text_of,
-    value_of,
-    write_rows,
-)
+from ds_distill.data.readers import Reader, check_text, kind_of, text_of, value_of
 from ds_distill.data.span_text import check_own_text, true_offsets
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
@@ -135,7 +126,7 @@ class WordColumns:
             return WordColumns(columns.text, columns.spans, in_text=True)
         return WordColumns(columns.tokens, columns.tags, in_text=False)
 
-    def words_in(self, row: dict[str, Any], location: str) -> list[str]:
+    def words_in(self, row: Mapping[str, Any], location: str) -> list[str]:
         """The words of a row. Raises UserError where there is none."""
         if not self.in_text:
             return _words(row, self.words, location)
@@ -144,18 +135,37 @@ class WordColumns:
             raise UserError(f"{location}: {self.words!r} holds no word. Take the row out.")
         return words
 
-    def tags_in(self, row: dict[str, Any], given: Any, location: str) -> list[str]:
+    def example(
+        self, row: Mapping[str, Any], location: str, ids: LabelIds | None, lost: list[Lost]
+    ) -> tuple[bool, list[str], list[int], int]:
+        """Whether a row has tags, its words, class ids, and how many of its spans have more than
+        they say. Raises UserError where it breaks a rule.
+
+        ids: None where no tags are read. lost: spans that are are put here.
+        """
+        words = self.words_in(row, location)
+        tags = None if ids is None else row.get(self.tags)
+        if ids is None or tags is None:
+            return False, words, [-1] * len(words), 0
+        widened = 0
+        if self.in_text:
+            spans = self.spans_in(row, tags, location)
+            lost += [(location, *one) for one in lost_spans(*spans)]
+            tags, widened = tags_of_spans(*spans), widened_spans(*spans)
+        return True, words, _tags(tags, words, self, ids, location), widened
+
+    def tags_in(self, row: Mapping[str, Any], given: Any, location: str) -> list[str]:
         """A tag for each word of a row's text, by spans of it. Raises UserError for others, and for
         spans that would be lost.
 
         given: what stands in the column of spans.
         """
         spans, words = self.spans_in(row, given, location)
-        _refuse_lost([(location, *lost) for lost in lost_spans(spans, words)], self)
+        refuse_lost([(location, *lost) for lost in lost_spans(spans, words)], self)
         return tags_of_spans(spans, words)
 
     def spans_in(
-        self, row: dict[str, Any], given: Any, location: str
+        self, row: Mapping[str, Any], given: Any, location: str
     ) -> tuple[list[Span], list[tuple[int, int]]]:
         """The spans of a row's text, in their order, and its words. Raises UserError for what is
         none."""
@@ -194,54 +204,7 @@ def entity_tags(reader: Reader, columns: WordColumns) -> list[str]:
     return [OUTSIDE, *(f"{part}-{kind}" for kind in sorted(types) for part in "BI")]
 
 
-def convert(
-    reader: Reader, columns: WordColumns, labels: list[str], path: Path, *, found: bool = False
-) -> None:
-    """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
-
-    labels: the tags, in the order of the class ids; none where the split has none. found: as of
-        `LabelIds`.
-
-    Raises UserError with the location of the first invalid row.
-    """
-
-    def arrays(batch: list[_Row]) -> list[pa.Array]:
-        words, tags, widened = [list(column) for column in zip(*batch, strict=True)]
-        keys = word_keys(words)
-        values = [words, tags, keys[:, 0], keys[:, 1], widened]
-        return [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
-
-    if write_rows(_checked(reader, columns, labels, found), path, EXAMPLES, arrays) == 0:
-        raise UserError(f"{reader.name}: no rows. Put at least one example there.")
-
-
-_Row = tuple[list[str], list[int], int]
-"""Words, class ids, and how many of the spans have more than they say."""
-
-
-def _checked(
-    reader: Reader, columns: WordColumns, labels: list[str], found: bool
-) -> Iterator[_Row]:
-    ids = LabelIds(labels, reader, columns.tags, found=found) if labels else None
-    all_or_none = AllOrNone(columns.tags, "tags", "some")
-    lost: list[tuple[str, Span, str]] = []
-    names = [columns.words, columns.tags] if ids else [columns.words]
-    for location, row in reader.rows(names):
-        words = columns.words_in(row, location)
-        tags, widened = [-1] * len(words), 0
-        given = row.get(columns.tags) if ids else None
-        if ids is not None and given is not None:
-            if columns.in_text:
-                spans = columns.spans_in(row, given, location)
-                lost += [(location, *one) for one in lost_spans(*spans)]
-                given, widened = tags_of_spans(*spans), widened_spans(*spans)
-            tags = _tags(given, words, columns, ids, location)
-        all_or_none.see(given is not None, location)
-        yield words, tags, widened
-    _refuse_lost(lost, columns)
-
-
-def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
+def _words(row: Mapping[str, Any], name: str, location: str) -> list[str]:
     words = value_of(row, name, location)
     if not isinstance(words, list) or not words:
         raise UserError(
@@ -256,6 +219,9 @@ def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
 
 Span = tuple[int, int, str]
 """First character, end and type of an entity."""
+
+Lost = tuple[str, Span, str]
+"""Where a span is that tags cannot tell, the span, and why."""
 
 
 def _spans(given: Any, text: str, columns: WordColumns, location: str) -> list[Span]:
@@ -329,8 +295,8 @@ def _held(spans: list[Span], words: list[tuple[int, int]]) -> list[tuple[int, in
     return [(bisect_right(ends, start), bisect_left(starts, end)) for start, end, _ in spans]
 
 
-def _refuse_lost(lost: Sequence[tuple[str, Span, str]], columns: WordColumns) -> None:
-    """Raises UserError where there is one. lost: locations, spans, and why they are."""
+def refuse_lost(lost: Sequence[Lost], columns: WordColumns) -> None:
+    """Raises UserError where there is one."""
     if not lost:
         return
     (location, span, why), *others = lost

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ds_distill.data.label_vectors import as_list
+from ds_distill.data.labels import as_list
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.splits import USUAL_NAMES, folder_splits
 from ds_distill.errors import UserError

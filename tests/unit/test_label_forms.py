@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ds_distill.data import examples
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import open_predictions
@@ -268,26 +267,3 @@ def test_minus_one_is_no_label_unless_it_is_named(ending: str, tmp_path: Path) -
         data = Data(path=str(tmp_path), splits={"transfer": split})
         source = open_source(SingleLabel(data=data, labels=["b", "a"]), tmp_path / "cache")
         assert sorted(labels_of(source, "transfer")) == [*wanted, 1]
-
-
-# ---------------------------------------------------------------------------------- the fast way
-
-
-@pytest.mark.parametrize(
-    ("lists", "many"),
-    [
-        ([True, False], False),
-        ([["alpha"], ["beta", "gamma"]], True),
-        ([[0], [1, 2]], True),
-        ([[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]], True),
-        ([[True, False, True]], True),
-    ],
-)
-def test_labels_of_json_lines_are_read_the_fast_way(
-    lists: list[Any], many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """200,000 rows took 7.0 to 8.6 s in place of 0.44: the schema called them texts."""
-    write(tmp_path / "train.jsonl", lists)
-    monkeypatch.setattr(examples, "_exact_batches", None)
-    source = opened(tmp_path, ABC if many else ["true", "false"], many=many)
-    assert len(labels_of(source)) == len(lists)

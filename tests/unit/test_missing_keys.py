@@ -133,11 +133,9 @@ def test_columns_are_the_keys_of_all_rows_in_their_order(
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     wanted = [*dict.fromkeys(key for row in rows for key in row)]
     assert open_file(folder / "a.jsonl").columns() == wanted
-    for _ in range(2):
-        assert open_file(folder / "a.jsonl", folder / "cache").columns() == wanted
 
 
-def test_rows_are_read_once_for_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_rows_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start of a run over millions of rows, on each rank, reads none of them."""
     first = opened(tmp_path, "single-label", [{"text": "a"}, {"text": "b"}])
     assert first.read("train")["text"][:] == ["a", "b"]
@@ -150,13 +148,14 @@ def test_rows_are_read_once_for_their_keys(tmp_path: Path, monkeypatch: pytest.M
         changed.read("train")
 
 
-def test_ever_new_keys_do_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["label", "patient", "follow", "id"])
+def test_a_key_that_the_first_rows_lack_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as one line may have are known."""
-    monkeypatch.setattr(text, "LONGEST_LINE", 1000)
-    rows = [{"text": "a", f"{number:0100}": 1} for number in range(30)]
-    with pytest.raises(
-        UserError, match=r"train\.jsonl:10: .*more than 1,000 characters.*same keys"
-    ):
-        opened(tmp_path, "single-label", rows).read("train")
+    """Of those alone columns are known: in silence it would not be read."""
+    monkeypatch.setattr(text, "BATCH", 2)
+    rows = [{"text": "a"}, {"text": "b"}, {"text": "c", "other": 1}, {"text": "d", key: "x"}]
+    columns = {"id": "id", "group": "patient", "teacher": "follow"}
+    (tmp_path / "test.jsonl").write_text(json.dumps({**dict.fromkeys(columns.values(), "x")}))
+    with pytest.raises(UserError, match=rf"train\.jsonl:4: has {key!r}, and none of the first 2"):
+        opened(tmp_path, "single-label", rows, **columns).read("train")

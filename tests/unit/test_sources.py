@@ -14,17 +14,16 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import any_letter, write
 
-from ds_distill.data import examples, labels
+from ds_distill.data import examples
 from ds_distill.data.built import build_once
 from ds_distill.data.open_source import open_source
-from ds_distill.data.readers import open_file, tables
+from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tasks import Data, SingleLabel, Task
@@ -191,20 +190,23 @@ row_strategy = st.tuples(st.text(any_letter), st.sampled_from("xyz"))
     rows=st.lists(row_strategy, min_size=1),
     ending=st.sampled_from(["jsonl", "csv", "tsv", "parquet"]),
 )
-def test_the_fast_and_the_exact_way_agree(rows, ending, tmp_path_factory):
+def test_rows_are_read_as_they_were_written(rows, ending, tmp_path_factory):
     if ending == "tsv":  # which cannot hold them
         rows = [(re.sub("[\t\r\n]", " ", text), label) for text, label in rows]
-    reader = open_file(texts(tmp_path_factory.mktemp("rows") / f"a.{ending}", rows))
-    ids = labels.LabelIds(["x", "y", "z"], reader, "label")
-    ways = [
-        [
-            (text, label)
-            for texts_, classes in batches(reader, ["text"], "label", ids)
-            for text, label in zip(texts_[0].to_pylist(), classes, strict=True)
-        ]
-        for batches in (examples._fast_batches, examples._exact_batches)
-    ]
-    assert ways[0] == ways[1] == [(text, "xyz".index(label)) for text, label in rows]
+    folder = tmp_path_factory.mktemp("rows")
+    data = open_source(task(texts(folder / f"a.{ending}", rows), list("xyz")), folder).read("train")
+    read = zip(data["text"][:], data["label"][:], strict=True)
+    assert list(read) == [(text, "xyz".index(label)) for text, label in rows]
+
+
+def test_several_csv_files_are_open_at_once(tmp_path):
+    """The end of one set the longest field of all back to 128 KiB."""
+    long = "a" * 200_000
+    files = [texts(tmp_path / f"{name}.csv", [("b", "x"), (long, "y")]) for name in "ab"]
+    first, second = (open_file(file).rows(["text"]) for file in files)
+    next(first)
+    list(second)
+    assert next(first)[1]["text"] == long
 
 
 # -------------------------------------------------------------------------------- per class
@@ -264,57 +266,20 @@ def test_the_advice_for_other_encodings_keeps_every_character(name, encoding, st
     assert advised is not None and content.decode(advised[1]) == text
 
 
-def coded(texts: list[str], rows: int) -> pa.Array:
-    """Texts by turns, which a parquet file has once each."""
-    numbers = pa.array(np.arange(rows) % len(texts), pa.int32())
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(texts)).dictionary_decode()
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_long_texts_that_repeat_in_parquet_are_read_a_few_at_a_time(nested, tmp_path, monkeypatch):
-    """A file of kilobytes, 10,000 rows of which were read at once: 400 MB here."""
-    column = coded(["a" * 100_000, "b" * 100_000, "c"], 6_000)
-    if nested:
-        column = pa.ListArray.from_arrays(pa.array(range(0, 6_001, 2), pa.int32()), column)
-    pa.parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=4_000)
-    assert (tmp_path / "a.parquet").stat().st_size < 100_000
-    monkeypatch.setattr(tables, "LARGEST", 1 << 26)
-    sizes, firsts = [], []
-    for table in tables.Parquet(tmp_path / "a.parquet").tables(["text"]):
-        sizes.append(table.nbytes)
-        flat = table.column("text").combine_chunks()
-        firsts += pc.utf8_slice_codeunits(flat.flatten() if nested else flat, 0, 1).to_pylist()
-    assert firsts == ["a", "b", "c"] * 2_000
-    assert max(sizes) < 1 << 25 and len(sizes) < 60
-
-
 ODD = {"huggingface": json.dumps({"info": {"features": {"label": {"_type": "Sys", "a": []}}}})}
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "says"),
+    ("columns", "metadata", "says"),
     [
-        ([coded(["a", "b" * (2**24 + 1)], 10), ["joy"] * 10], {}, "has a text of 16,777,217 "),
-        (  # once each, so that there is no code for them
-            [["a" * 2**21, "b" * 2**20], ["joy"] * 2],
-            {"compression": "zstd", "use_dictionary": False},
-            r"'text' holds 3,1\d\d,\d\d\d bytes",
-        ),
-        ([["a", "b"], ["joy", "joy"], ["c", "d"]], {}, "has column 'text' twice"),
-        ([["a", "b"], [0, 1]], {"metadata": ODD}, "its metadata of Hugging Face"),
+        ([["a", "b"], ["joy", "joy"], ["c", "d"]], None, "has column 'text' twice"),
+        ([["a", "b"], [0, 1]], ODD, "its metadata of Hugging Face"),
     ],
 )
-def test_parquet_that_is_too_large_or_odd_is_refused(
-    columns, options, says, tmp_path, monkeypatch, read
-):
-    if "compression" in options:
-        monkeypatch.setattr(tables, "LARGEST", 1 << 20)
+def test_odd_parquet_is_refused(columns, metadata, says, tmp_path, read):
     table = pa.table(columns, ["text", "label", "text"][: len(columns)])
-    names, metadata = MOODS, None
-    if "metadata" in options:  # which may name the labels
-        names, metadata, options = None, options["metadata"], {}
-    table = table.replace_schema_metadata(metadata)
-    pa.parquet.write_table(table, tmp_path / "a.parquet", **options)
+    pa.parquet.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    names = MOODS if metadata is None else None  # which the metadata may name
     with pytest.raises(UserError, match=rf"a\.parquet: .*{says}"):
         read(task(tmp_path / "a.parquet", names))
 
@@ -373,7 +338,7 @@ def test_a_file_is_converted_again_only_where_it_or_the_labels_changed(tmp_path,
     path = texts(tmp_path / "a.jsonl")
     first = read(task(path))
     with monkeypatch.context() as patch:
-        patch.setattr("ds_distill.data.row_forms.convert", None)
+        patch.setattr("ds_distill.data.row_forms.RowForm.begin", None)
         again = read(task(path))
     assert again._fingerprint == first._fingerprint  # so `map` finds its own cache too
     assert first.cache_files[0]["filename"].startswith(str(tmp_path / "cache"))

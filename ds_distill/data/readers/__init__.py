@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ds_distill.data.readers.base import (
-    BATCH,
     AllOrNone,
     Reader,
     check_text,
     kind_of,
+    name_of,
     text_of,
     value_of,
-    write_names,
-    write_rows,
 )
 from ds_distill.data.readers.conll import Conll, is_conll
 from ds_distill.data.readers.tables import HubSplit, Parquet
@@ -23,7 +19,6 @@ from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
 
 __all__ = [
-    "BATCH",
     "SUFFIXES",
     "AllOrNone",
     "HubSplit",
@@ -31,23 +26,29 @@ __all__ = [
     "check_text",
     "file_suffix",
     "kind_of",
+    "name_of",
     "open_file",
     "text_of",
     "value_of",
-    "write_names",
-    "write_rows",
 ]
 
+_KINDS = {
+    ".jsonl": JsonLines,
+    ".json": JsonLines,
+    ".csv": Csv,
+    ".tsv": Tsv,
+    ".parquet": Parquet,
+    ".txt": TextLines,
+    ".conll": Conll,
+}
 SUFFIXES = (
     *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz"),
     *(".parquet", ".txt", ".txt.gz", ".conll", ".conll.gz"),
 )
 
 
-def open_file(path: Path, kept: Path | None = None) -> Reader:
+def open_file(path: Path) -> Reader:
     """The reader of a data file, by its name's ending.
-
-    kept: a folder for what takes reading the whole file, so that it is read once. None: nowhere.
 
     Raises UserError for other endings, and for empty or unreadable files.
     """
@@ -57,20 +58,8 @@ def open_file(path: Path, kept: Path | None = None) -> Reader:
             f"{path}: not a kind of data file that is known. Its name must end in "
             f"{', '.join(SUFFIXES)}."
         )
-    kinds: dict[str, Callable[[Path], Reader]] = {
-        ".jsonl": partial(JsonLines, kept=kept),
-        ".json": partial(JsonLines, kept=kept),
-        ".csv": Csv,
-        ".tsv": _tsv_or_conll,
-        ".parquet": Parquet,
-        ".txt": TextLines,
-        ".conll": Conll,
-    }
-    return kinds[ending.removesuffix(".gz")](path)
-
-
-def _tsv_or_conll(path: Path) -> Reader:
-    return Conll(path) if is_conll(table := Tsv(path)) else table
+    reader = _KINDS[ending.removesuffix(".gz")](path)
+    return Conll(path) if isinstance(reader, Tsv) and is_conll(reader) else reader
 
 
 def file_suffix(path: Path) -> str | None:

@@ -1,30 +1,14 @@
-"""What a reader is. It gives its rows in two ways.
-
-`tables` is fast: Arrow, in batches. `rows` is exact: one Python dict per row with its line
-number. `examples.py` takes the fast way first and the exact one only when something is odd, to
-say what is wrong and where.
-"""
+"""What a reader is: it gives a file's rows, one Python dict each, with its place for messages."""
 
 from __future__ import annotations
 
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import Any
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.process.activity import mark
-
-Row = TypeVar("Row")
-
-BATCH = 10_000
-
-LONGEST_LINE = 1 << 24
-"""Bytes, 16 MiB: what is read at once. A gzip file of kilobytes may hold a line of gigabytes."""
 
 
 class Reader(ABC):
@@ -47,15 +31,9 @@ class Reader(ABC):
         """Names of the columns. Raises UserError when the file is empty or unreadable."""
 
     @abstractmethod
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Batches with those of `columns` that are there.
-
-        Raises pyarrow.ArrowException, OSError or ValueError on anything odd.
-        """
-
-    @abstractmethod
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(place, row) for each row, where place names the file and line in messages.
+        """(place, row) for each row, where place names the file and line in messages. A row has
+        those of `columns` that are there, and may have others.
 
         Raises UserError on a row that cannot be read.
         """
@@ -108,60 +86,6 @@ def kind_of(value: object) -> str:
     return f"{str(value)[:40]!r} ({type(value).__name__})"
 
 
-def write_names(
-    reader: Reader,
-    column: str,
-    what: str,
-    path: Path,
-    schema: pa.Schema,
-    arrays: Callable[[list[str | None]], list[pa.Array]],
-) -> None:
-    """Write the names in a column of a reader's rows to an Arrow stream file.
-
-    what: the names are of. arrays: the file's columns, of some rows' names; None of a row that has
-        none.
-
-    Raises UserError with the location of a row that has something else there.
-    """
-    names = _names_in(reader, column, what)
-    write_rows(names, path, schema, arrays, f"reads each example's {what}")
-
-
-def write_rows(
-    rows: Iterator[Row],
-    path: Path,
-    schema: pa.Schema,
-    arrays: Callable[[list[Row]], list[pa.Array]],
-    activity: str = "reads data",
-) -> int:
-    """Write rows to an Arrow stream file. Returns their number.
-
-    arrays: the file's columns, of some rows. activity: what the watchdog says of it.
-    """
-    count = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        while batch := list(islice(rows, BATCH)):
-            mark(activity)
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays(batch), schema=schema))
-            count += len(batch)
-    return count
-
-
-def _names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
-    for location, row in reader.rows([column]):
-        value = row.get(column)
-        if not (value is None or type(value) in (str, int)):
-            raise UserError(
-                f"the {what} (column {column!r}) must be a name or a whole number, got "
-                f"{kind_of(value)}. Write null where there is none.",
-                at=location,
-            )
-        name = None if value in (None, "") else str(value)
-        if name is not None:
-            check_text(name, f"{location}: the {what} (column {column!r})")
-        yield name
-
-
 class AllOrNone:
     """Whether each row of a split has something, or none has."""
 
@@ -196,8 +120,27 @@ def value_of(row: Mapping[str, Any], name: str, location: str) -> Any:
 def text_of(row: Mapping[str, Any], name: str, location: str) -> str:
     """The text that a row has in a column. Raises UserError for a row without one."""
     text = value_of(row, name, location)
-    check_text(text, f"{location}: {name!r}")
+    if not (isinstance(text, str) and text.isascii()):  # nearly all are, and that is known of them
+        check_text(text, f"{location}: {name!r}")
     return str(text)
+
+
+def name_of(row: Mapping[str, Any], column: str, what: str, location: str) -> str | None:
+    """The name that a row has in a column, a whole number too; None without one.
+
+    what: the name is of. Raises UserError for what is none.
+    """
+    value = row.get(column)
+    if not (value is None or type(value) in (str, int)):
+        raise UserError(
+            f"the {what} (column {column!r}) must be a name or a whole number, got "
+            f"{kind_of(value)}. Write null where there is none.",
+            at=location,
+        )
+    if value in (None, ""):
+        return None
+    check_text(str(value), f"{location}: the {what} (column {column!r})")
+    return str(value)
 
 
 def check_text(text: object, what: str) -> None:

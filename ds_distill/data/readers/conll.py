@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
-
-from ds_distill.data.readers.base import BATCH
 from ds_distill.data.readers.text import LinesFile, Tsv
 from ds_distill.errors import UserError
 from ds_distill.recipe.tags import OUTSIDE
@@ -21,7 +18,6 @@ LINES = 1000
 _TAG = re.compile(rf"{OUTSIDE}|[BI]-[^ \t]+")
 _BLANK = " \t"
 _DOCUMENT = "-DOCSTART-"
-_SCHEMA = pa.schema([("tokens", pa.list_(pa.string())), ("tags", pa.list_(pa.string()))])
 
 
 def is_conll(file: Tsv) -> bool:
@@ -44,12 +40,6 @@ class Conll(LinesFile):
 
     def columns(self) -> list[str]:
         return ["tokens", "tags"]
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        # The exact way is fast enough, as of plain text.
-        rows = self.rows(columns)
-        while batch := [row for _, row in islice(rows, BATCH)]:
-            yield pa.Table.from_pylist(batch, _SCHEMA)
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         tokens: list[str] = []

@@ -12,20 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any, cast
 
-import pyarrow as pa
-import pyarrow.json
-import xxhash
-
-from ds_distill.data.built import build_once
-from ds_distill.data.readers.base import BATCH, LONGEST_LINE, FileReader, kind_of
+from ds_distill.data.columns import BATCH
+from ds_distill.data.readers.base import FileReader, kind_of
 from ds_distill.errors import UserError
-from ds_distill.process.activity import mark
 
-VERSION = 2
-"""Part of the names of files of columns: raise it when the same rows have others."""
+LONGEST_LINE = 1 << 24
+"""Bytes, 16 MiB: what is read at once. A file may be one line, and be meant as one."""
 
 _SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[.*"paragraphs"', re.S)
 """How SQuAD's files begin, which are one object."""
@@ -76,86 +70,54 @@ class LinesFile(FileReader):
 
 
 class JsonLines(LinesFile):
-    """One JSON object a line, plain or gzip. Its columns are the keys of all its rows: any row may
-    lack one."""
-
-    def __init__(self, path: Path, kept: Path | None = None) -> None:
-        """kept: see `open_file`."""
-        super().__init__(path)
-        self._kept = kept
+    """One JSON object a line, plain or gzip. Its columns are the keys of the first `BATCH` rows;
+    any row may lack one."""
 
     def columns(self) -> list[str]:
-        return list(self._types)
+        return list(self._columns)
 
     @cached_property
-    def _types(self) -> dict[str, str]:
-        """Of each key, in the order of the file, the type of its first value, see `_TYPES`."""
-        if self._kept is None:
-            return self._read_types()
-        digest = xxhash.xxh3_128_hexdigest(f"{VERSION} {self.fingerprint()}".encode())
-        path = self._kept / f"columns-{digest}.json"
-        found: dict[str, str] = json.loads(build_once(path, self._write_types).read_text())
-        return found
-
-    def _write_types(self, path: Path) -> None:
-        path.write_text(json.dumps(self._read_types()))
-
-    def _read_types(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        rows = letters = 0
-        for location, row in self.rows([]):
-            if rows % BATCH == 0:
-                mark("reads data")
-            rows += 1
-            if row.keys() <= found.keys():
-                continue
-            new = {name: _type_of(value) for name, value in row.items() if name not in found}
-            found |= new
-            letters += sum(map(len, new))
-            if letters > LONGEST_LINE:  # as many as one row may have; else they fill the memory
-                raise UserError(
-                    f"{location}: the keys of the rows up to here have more than {LONGEST_LINE:,} "
-                    "characters. Give all rows the same keys."
-                )
-        if rows == 0:
+    def _columns(self) -> dict[str, None]:
+        first = [row for _, row in islice(self._objects(set()), BATCH)]
+        if not first:
             raise self.no_rows()
-        return found
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        # A schema instead of Arrow's guess, which turns texts that look like dates into dates.
-        types = self._types
-        fields = [(name, _TYPES.get(types[name], pa.string())) for name in columns if name in types]
-        reader = pyarrow.json.open_json(
-            self.path,
-            read_options=pyarrow.json.ReadOptions(block_size=1 << 24),
-            parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
-            ),
-        )
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
+        return dict.fromkeys(name for row in first for name in row)
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        self._refuse_squad()
-        wanted = set(columns)
+        late = set(columns).difference(self._columns)
+        for location, row in self._objects(set(columns)):
+            if late and not late.isdisjoint(row):
+                [name, *_] = late.intersection(row)
+                raise UserError(
+                    f"{location}: has {name!r}, and none of the first {BATCH:,} rows has. Write "
+                    "the key into one of these too, with null where there is nothing."
+                )
+            yield location, row
+
+    def _objects(self, once: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(place, object) of each line. once: keys that no row may have twice."""
 
         def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             row = dict(pairs)
             if len(row) < len(pairs):
                 names = [name for name, _ in pairs]
-                for name in wanted.intersection(names):
+                for name in once.intersection(names):
                     if names.count(name) > 1:
                         raise ValueError(f"key {name!r} stands twice")
             return row
 
-        for number, line in self.lines():
-            if not line.strip():
+        self._refuse_squad()
+        decoder = json.JSONDecoder(object_pairs_hook=refuse_repeated if once else None)
+        for number, raw in self.lines():
+            if not (line := raw.strip(" \t\r\n")):
                 continue
             location = f"{self.path}:{number}"
             try:
-                row = json.loads(line, object_pairs_hook=refuse_repeated if wanted else None)
+                row, end = decoder.raw_decode(line)
+                if end < len(line):
+                    raise json.JSONDecodeError("Extra data", line, end)
             except (ValueError, RecursionError) as error:
-                if number == 1 and line.lstrip().startswith("["):
+                if number == 1 and line.startswith("["):
                     row = []
                 else:
                     raise UserError(
@@ -184,34 +146,12 @@ class JsonLines(LinesFile):
             )
 
 
-_TYPES = {
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "bool": pa.bool_(),
-    "list": pa.list_(pa.string()),
-}
-_TYPES |= {f"list of {name}": pa.list_(_TYPES[name]) for name in ("int", "float", "bool")}
-"""Of values that are no texts."""
-
-
-def _type_of(value: Any) -> str:
-    name = type(value).__name__
-    first = type(value[0]).__name__ if isinstance(value, list) and value else ""
-    return of_first if (of_first := f"{name} of {first}") in _TYPES else name
-
-
 class TextLines(LinesFile):
     """One text a line, plain or gzip: the column `text`. Blank lines are left out, and white
     space around a text."""
 
     def columns(self) -> list[str]:
         return ["text"]
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        # The exact way is fast enough: there is nothing to parse.
-        rows = self.rows(columns)
-        while batch := [row for _, row in islice(rows, BATCH)]:
-            yield pa.Table.from_pylist(batch, pa.schema([("text", pa.string())]))
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in self.lines():
@@ -243,15 +183,6 @@ class Csv(LinesFile):
         for _, names in self._records():
             return names
         raise self.no_rows()
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        # The exact way: Arrow's parser takes what is no CSV, such as `"a"b`, and is not that much
-        # faster (2.4 s against 0.7 s for 400,000 rows of 100 characters).
-        present = [name for name in columns if name in self.columns()]
-        rows = self.rows(present)
-        while batch := [row for _, row in islice(rows, BATCH)]:
-            texts = {name: [row[name] for row in batch] for name in present}
-            yield pa.table(texts, pa.schema([(name, pa.string()) for name in present]))
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         header: list[str] | None = None
@@ -285,7 +216,8 @@ class Csv(LinesFile):
                     raise csv.Error(f"the row is longer than {LONGEST_LINE:,} characters")
                 yield line
 
-        limit = csv.field_size_limit(2**31 - 1)  # its default of 128 KiB is short for a text
+        # Its default of 128 KiB is short for a text. It is the process's: other readers are open.
+        csv.field_size_limit(2**31 - 1)
         start = 1
         try:
             for record in csv.reader(
@@ -301,8 +233,6 @@ class Csv(LinesFile):
             raise UserError(
                 f"{self.path}:{start}: not readable as separated values: {error}. {self.advice}"
             ) from error
-        finally:
-            csv.field_size_limit(limit)
 
 
 class Tsv(Csv):
