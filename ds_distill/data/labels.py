@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -47,19 +47,20 @@ def distinct_labels(
     """
     if many and (length := vector_length(reader, column)) is not None:
         return list(map(str, range(length)))
-    names: set[str | None] = set()
+    names: set[str] = set()
     for location, row in reader.rows([column]):
         value = row.get(column)
         if many:
             value = as_list(value, reader)
         for one in value if isinstance(value, list) else [value]:
-            name = _spelled(one)
-            if name is None and one is not None:
-                raise UserError(_not_a_label(location, column, one))
-            names.add(name)
+            if one is not None:
+                name = _spelled(one)
+                if name is None:
+                    raise UserError(_not_a_label(location, column, one))
+                names.add(name)
     spellings: dict[str | int, list[str]] = {}
-    for name in names - ({None, ""} if reader.numbers_are_text else {None}):
-        spellings.setdefault(_key(str(name)), []).append(str(name))
+    for name in names - ({""} if reader.numbers_are_text else set()):
+        spellings.setdefault(_key(name), []).append(name)
     if not minus_one:
         spellings.pop(-1, None)
     whole = all(isinstance(key, int) for key in spellings)
@@ -113,15 +114,20 @@ class LabelIds:
             self._ids = {number: label for number, label in ids if label is not None}
         elif not (unordered or self._names.any_numbers):
             self._ids = {number: number for number in range(len(labels))}
+        self._find_again = lru_cache(typed=True)(self._find)  # the labels of many rows are few
 
     @staticmethod
-    def is_one(label: int) -> bool:
+    def is_one(label: Any) -> bool:
         """Whether it is no mark of a row without a label."""
-        return label >= 0
+        return bool(label >= 0)
 
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
-        if (label := self._find(value)) is not None:
+        try:
+            label = self._find_again(value)
+        except TypeError:  # of a list or an object
+            label = None
+        if label is not None:
             return label
         name = _spelled(value)
         if name is None:
@@ -179,40 +185,38 @@ class LabelSets:
         return vector_length(self._reader, self._column) == self._length
 
     @staticmethod
-    def is_one(label: np.ndarray) -> bool:
+    def is_one(label: Any) -> bool:
         """As of `LabelIds`."""
         return bool(label[0] >= 0)
 
     def of_value(self, value: object, location: str) -> np.ndarray:
         """int64 [L]. Raises UserError where a label is not known or stands twice, or it is no
         list."""
-        has = np.full(self._count, -1, dtype=np.int64)
         value = as_list(value, self._reader)
         if value is None:
-            return has
+            return np.full(self._count, -1, dtype=np.int64)
         if not isinstance(value, list):
             raise UserError(
-                f"the labels (column {self._column!r}) must be a list of names or "
+                f"{location}: the labels (column {self._column!r}) must be a list of names or "
                 f"whole numbers, got {kind_of(value)}. Write [] where none applies, and null where "
-                "they are not known; in CSV, lists as in JSON.",
-                at=location,
+                "they are not known; in CSV, lists as in JSON."
             )
-        has[:] = 0
         if self._are_vectors:
-            positions = [position for position, one in enumerate(value) if one]
-            named = self._one.class_names is not None
-            has[[self._one.of_value(at, location) for at in positions] if named else positions] = 1
-            return has
+            value = [position for position, one in enumerate(value) if one]
+        named = not self._are_vectors or self._one.class_names is not None
+        numbers: list[int] = []
         for label in value:
-            number = self._one.of_value(label, location)
+            number = self._one.of_value(label, location) if named else label
             if number < 0:
                 raise UserError(
-                    f"a label (column {self._column!r}) is {label!r}. Take it out of the list.",
-                    at=location,
+                    f"{location}: a label (column {self._column!r}) is {label!r}. Take it out of "
+                    "the list."
                 )
-            if has[number]:
+            if number in numbers:
                 raise self._stands_twice(label, location)
-            has[number] = 1
+            numbers.append(number)
+        has = np.zeros(self._count, dtype=np.int64)
+        has[numbers] = 1
         return has
 
     def _stands_twice(self, label: object, location: str) -> UserError:
@@ -237,9 +241,9 @@ class Numbers:
         self._column, self._from_text = column, reader.numbers_are_text
 
     @staticmethod
-    def is_one(label: np.float32) -> bool:
+    def is_one(label: Any) -> bool:
         """As of `LabelIds`."""
-        return not np.isnan(label)
+        return bool(label == label)
 
     def of_value(self, value: object, location: str) -> np.float32:
         """NaN for no label. Raises UserError where it is no number, or none that is finite."""
@@ -309,13 +313,13 @@ def _is_vector(value: object, length: int | None) -> TypeGuard[list[Any]]:
 def _spelled(value: object) -> str | None:
     """A label as a name: one that is true or false as JSON writes it; 1.0, as pandas has whole
     numbers where rows lack one, as 1. None of what is none."""
+    if isinstance(value, str):
+        return value.strip()
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else None
-    if isinstance(value, int):
-        return str(value)
-    return value.strip() if isinstance(value, str) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int) else None
 
 
 def _is_number(value: object) -> bool:

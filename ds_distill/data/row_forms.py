@@ -16,7 +16,7 @@ from ds_distill.data import groups, ids, questions, teacher_column, words
 from ds_distill.data.columns import BATCH, write_columns
 from ds_distill.data.examples import text_schema
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
-from ds_distill.data.readers import AllOrNone, Reader, name_of, text_of
+from ds_distill.data.readers import Reader, name_of, text_of
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
@@ -31,14 +31,16 @@ NAMED: dict[str, tuple[pa.Schema, Callable[[list[str | None]], list[pa.Array]]]]
 }
 """By key of `task.data.columns`: names beside an example, and the columns that are made of them."""
 
+_NO_LABEL = " -1 is none where task.labels does not name it."
+
 
 class RowForm(ABC):
     """The rows of one file."""
 
     label_key: str
     """The key of `task.data.columns` that names the labels' column."""
-    labels_are: tuple[str, ...] = ("label", "one")
-    """As `AllOrNone` calls them."""
+    labels_are = ("label", "one", "")
+    """What a row has in that column, a word for it, and more that is said where only some have."""
 
     def __init__(self, task: Task, reader: Reader) -> None:
         self.task, self.reader = task, reader
@@ -72,11 +74,12 @@ class RowForm(ABC):
         `LabelIds`."""
 
     @abstractmethod
-    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
-        """Whether a row has a label, and its values. Raises UserError where it breaks a rule."""
+    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
+        """Whether a row has a label, and then its values. Raises UserError where it breaks a
+        rule."""
 
     @abstractmethod
-    def arrays(self, *values: list[Any]) -> list[Any]:
+    def arrays(self, values: list[list[Any]]) -> list[Any]:
         """The columns of some examples, of the values of each."""
 
     def convert(
@@ -97,7 +100,7 @@ class RowForm(ABC):
             while batch := list(islice(rows, BATCH)):
                 values = list(map(list, zip(*batch, strict=True)))
                 last = len(values) - len(named)
-                columns = self.arrays(*values[:last])
+                columns = self.arrays(values[:last])
                 for key, names in zip(named, values[last:], strict=True):
                     columns += NAMED[key][1](names)
                 yield columns
@@ -108,17 +111,30 @@ class RowForm(ABC):
             raise UserError(f"{self.reader.name}: no rows. Put at least one example there.")
 
     def _examples(self, named: Mapping[str, str]) -> Iterator[list[Any]]:
-        all_or_none = AllOrNone(self.label_column, *self.labels_are)
         columns = [*self.key_columns.values()]
         if self.task.predicts not in ("token", "nothing"):
             columns.append(self.label_column)
         columns += [column for key in NAMED if (column := getattr(self.columns, key)) is not None]
+        first: dict[bool, str] = {}
+        """Of rows that have labels, and of those that have none: where."""
         for location, row in self.reader.rows(columns):
             has_labels, *values = self.example(row, location)
-            all_or_none.see(has_labels, location)
-            for key, column in named.items():
-                values.append(name_of(row, column, key, location))
+            if has_labels not in first:
+                first[has_labels] = location
+                self._refuse_mixed(first)
+            if named:
+                values += [name_of(row, name, key, location) for key, name in named.items()]
             yield values
+
+    def _refuse_mixed(self, first: Mapping[bool, str]) -> None:
+        """Raises UserError where some rows have labels and others have none."""
+        if len(first) > 1:
+            what, some, advice = self.labels_are
+            raise UserError(
+                f"no {what} in {self.label_column!r}, but {first[True]} has {some}. Give every row "
+                f"of a split {some}, or none.{advice}",
+                at=first[False],
+            )
 
     def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The content keys of rows as the reader gives them: int64 [n, 2]."""
@@ -134,6 +150,7 @@ class TextRows(RowForm):
         super().__init__(task, reader)
         self.columns = text_columns(self.columns, reader.columns())
         self._labels: LabelIds | LabelSets | Numbers | None = None
+        self._names = [*self.key_columns.values()], self.label_column
 
     @property
     def key_columns(self) -> dict[str, str]:
@@ -152,17 +169,19 @@ class TextRows(RowForm):
             self._labels = LabelSets(labels, self.reader, column, unordered=unordered)
         elif labels:
             self._labels = LabelIds(labels, self.reader, column, unordered=unordered)
-            self.labels_are = (*self.labels_are, " -1 is none where task.labels does not name it.")
+            self.labels_are = ("label", "one", _NO_LABEL)
         return text_schema(self.columns.text_b is not None, self._labels and self._labels.type)
 
-    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
-        texts = [text_of(row, name, location) for name in self.key_columns.values()]
+    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
+        texts, label_column = self._names
+        texts = [text_of(row, name, location) for name in texts]
         if self._labels is None:
             return False, -1, *texts
-        label = self._labels.of_value(row.get(self.label_column), location)
+        label = self._labels.of_value(row.get(label_column), location)
         return self._labels.is_one(label), label, *texts
 
-    def arrays(self, labels: list[Any], *texts: list[Any]) -> list[Any]:
+    def arrays(self, values: list[list[Any]]) -> list[Any]:
+        labels, *texts = values
         keys = content_keys(*texts)
         return [*texts, label_array(np.array(labels)), keys[:, 0], keys[:, 1]]
 
@@ -170,7 +189,7 @@ class TextRows(RowForm):
 class WordRows(RowForm):
     """A list of words with their tags, or a text with spans."""
 
-    labels_are = ("tags", "some")
+    labels_are = ("tags", "some", "")
 
     def __init__(self, task: Task, reader: Reader) -> None:
         super().__init__(task, reader)
@@ -196,10 +215,10 @@ class WordRows(RowForm):
             self._ids = LabelIds(labels, self.reader, self.words.tags, unordered=unordered)
         return words.EXAMPLES
 
-    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
+    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
         return self.words.example(row, location, self._ids, self._lost)
 
-    def arrays(self, *values: list[Any]) -> list[Any]:
+    def arrays(self, values: list[list[Any]]) -> list[Any]:
         lists, tags, widened = values
         keys = words.word_keys(lists)
         return [lists, tags, keys[:, 0], keys[:, 1], widened]
@@ -218,7 +237,7 @@ class QuestionRows(RowForm):
     are tagged any number, all of them right together, and none."""
 
     label_key = "answers"
-    labels_are = ("answers", "some")
+    labels_are = ("answers", "some", "")
 
     @property
     def key_columns(self) -> dict[str, str]:
@@ -230,11 +249,11 @@ class QuestionRows(RowForm):
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         return questions.EXAMPLES
 
-    def example(self, row: Mapping[str, Any], location: str) -> tuple[bool, *tuple[Any, ...]]:
+    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
         any_number = self.task.predicts == "tag"
         return questions.example(row, self.columns, location, any_number=any_number)
 
-    def arrays(self, *values: list[Any]) -> list[Any]:
+    def arrays(self, values: list[list[Any]]) -> list[Any]:
         asked, contexts, answers = values
         numbers = [-1 if some is None else len(some) for some in answers]
         keys = content_keys(asked, contexts)

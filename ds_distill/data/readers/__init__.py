@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ds_distill.data.readers.base import (
-    AllOrNone,
     Reader,
     check_text,
     kind_of,
@@ -20,7 +20,6 @@ from ds_distill.errors import UserError
 
 __all__ = [
     "SUFFIXES",
-    "AllOrNone",
     "HubSplit",
     "Reader",
     "check_text",
@@ -32,7 +31,7 @@ __all__ = [
     "value_of",
 ]
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Path], Reader]] = {
     ".jsonl": JsonLines,
     ".json": JsonLines,
     ".csv": Csv,

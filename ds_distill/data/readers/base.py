@@ -86,26 +86,6 @@ def kind_of(value: object) -> str:
     return f"{str(value)[:40]!r} ({type(value).__name__})"
 
 
-class AllOrNone:
-    """Whether each row of a split has something, or none has."""
-
-    def __init__(self, column: str, what: str, some: str, advice: str = "") -> None:
-        """what, some: what a row has in the column, and a word for it: `tags`, `some`. advice: more
-        that the message says."""
-        self._column, self._what, self._some, self._advice = column, what, some, advice
-        self._first: dict[bool, str] = {}
-
-    def see(self, has: bool, location: str) -> None:
-        """Raises UserError for the first row that is not as those before it."""
-        self._first.setdefault(has, location)
-        if len(self._first) > 1:
-            raise UserError(
-                f"{self._first[False]}: no {self._what} in {self._column!r}, but "
-                f"{self._first[True]} has {self._some}. Give every row of a split {self._some}, "
-                f"or none.{self._advice}"
-            )
-
-
 def value_of(row: Mapping[str, Any], name: str, location: str) -> Any:
     """What a row has in a column. Raises UserError for a row without it."""
     if name not in row:
@@ -119,9 +99,9 @@ def value_of(row: Mapping[str, Any], name: str, location: str) -> Any:
 
 def text_of(row: Mapping[str, Any], name: str, location: str) -> str:
     """The text that a row has in a column. Raises UserError for a row without one."""
-    text = value_of(row, name, location)
-    if not (isinstance(text, str) and text.isascii()):  # nearly all are, and that is known of them
-        check_text(text, f"{location}: {name!r}")
+    text = row.get(name)
+    if not (isinstance(text, str) and text.isascii()):  # which nearly all are, and need no check
+        check_text(value_of(row, name, location), f"{location}: {name!r}")
     return str(text)
 
 

@@ -84,10 +84,11 @@ class JsonLines(LinesFile):
         return dict.fromkeys(name for row in first for name in row)
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        late = set(columns).difference(self._columns)
-        for location, row in self._objects(set(columns)):
-            if late and not late.isdisjoint(row):
-                [name, *_] = late.intersection(row)
+        rows, late = self._objects(set(columns)), set(columns).difference(self._columns)
+        if not late:
+            yield from rows
+        for location, row in rows:
+            if name := next(iter(late.intersection(row)), None):
                 raise UserError(
                     f"{location}: has {name!r}, and none of the first {BATCH:,} rows has. Write "
                     "the key into one of these too, with null where there is nothing."
@@ -111,7 +112,7 @@ class JsonLines(LinesFile):
         for number, raw in self.lines():
             if not (line := raw.strip(" \t\r\n")):
                 continue
-            location = f"{self.path}:{number}"
+            location = f"{self.name}:{number}"
             try:
                 row, end = decoder.raw_decode(line)
                 if end < len(line):
@@ -138,7 +139,7 @@ class JsonLines(LinesFile):
             head = file.read(1 << 12).decode("utf-8-sig", errors="replace")
         if _SQUAD.match(head):
             raise UserError(
-                f"{self.path}: is one object, in SQuAD's nested form (data, paragraphs, qas). "
+                f"{self.name}: is one object, in SQuAD's nested form (data, paragraphs, qas). "
                 "Write a line for each question, with the keys question, context and answers, a "
                 "list of {text, start}: `jq -c '.data[].paragraphs[] | .context as $c | .qas[] | "
                 "{question, context: $c, answers: [.answers[] | {text, start: .answer_start}]}' "
@@ -156,7 +157,7 @@ class TextLines(LinesFile):
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in self.lines():
             if text := line.strip():
-                yield f"{self.path}:{number}", {"text": text}
+                yield f"{self.name}:{number}", {"text": text}
 
 
 class Csv(LinesFile):
@@ -187,7 +188,7 @@ class Csv(LinesFile):
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         header: list[str] | None = None
         for number, record in self._records():
-            location = f"{self.path}:{number}"
+            location = f"{self.name}:{number}"
             if header is None:
                 header = record
                 for name in columns:
@@ -231,7 +232,7 @@ class Csv(LinesFile):
                 start, size = number + 1, 0
         except csv.Error as error:
             raise UserError(
-                f"{self.path}:{start}: not readable as separated values: {error}. {self.advice}"
+                f"{self.name}:{start}: not readable as separated values: {error}. {self.advice}"
             ) from error
 
 
