@@ -41,11 +41,11 @@ def write_columns(
 def as_numpy(data: datasets.Dataset, column: str) -> np.ndarray:
     """A column's values: [N], or [N, L] of lists of one length; integers are int64."""
     values = arrow_column(data, column)
-    found = flat_values(values)
-    found = np.array(found, dtype=np.int64 if found.dtype.kind in "iu" else found.dtype)
+    flat = flat_values(values)
+    flat = np.array(flat, dtype=np.int64 if flat.dtype.kind in "iu" else flat.dtype)
     if not _is_nested(values.type):
-        return found
-    return found.reshape(len(values), len(found) // max(len(values), 1))
+        return flat
+    return flat.reshape(len(values), len(flat) // max(len(values), 1))
 
 
 def flat_lists(data: datasets.Dataset, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -41,9 +41,11 @@ class DocstringSource(Source):
                 at="task.labels",
             )
         columns = data.columns
-        given = {"config": data.config}
-        given |= {f"columns.{key}": getattr(columns, key) for key in ("text_b", "group", "teacher")}
-        for key, value in given.items():
+        settings = {"config": data.config}
+        settings |= {
+            f"columns.{key}": getattr(columns, key) for key in ("text_b", "group", "teacher")
+        }
+        for key, value in settings.items():
             if value is not None:
                 raise UserError(
                     "docstrings have none. Take the key out.", at=f"task.data.{key}={value}"

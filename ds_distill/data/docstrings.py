@@ -199,7 +199,7 @@ def _extract(
     packages: list[str], files: list[tuple[int, str, Path]], progress: Progress | None
 ) -> pa.Table:
     mask = name_mask(packages)
-    found: dict[str, tuple[int, int, int]] = {}  # text -> label, group, split of its first file
+    sources: dict[str, tuple[int, int, int]] = {}  # text -> label, group, split of its first file
     shared: set[str] = set()
     with _parsing():
         for count, (label, name, path) in enumerate(files, start=1):
@@ -207,11 +207,11 @@ def _extract(
             for docstring in _docstrings(path):
                 for paragraph in paragraphs(docstring):
                     text = mask(paragraph)
-                    if found.setdefault(text, source)[0] != label:
+                    if sources.setdefault(text, source)[0] != label:
                         shared.add(text)
             if progress is not None and (count % 50 == 0 or count == len(files)):
                 progress(count, len(files))
-    rows = [(text, *source) for text, source in found.items() if text not in shared]
+    rows = [(text, *source) for text, source in sources.items() if text not in shared]
     counts = np.bincount([label for _, label, *_ in rows], minlength=len(packages))
     for package, count in zip(packages, counts, strict=True):
         if count == 0:

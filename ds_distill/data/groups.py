@@ -103,8 +103,8 @@ def components(marks: np.ndarray) -> np.ndarray:
     one = np.concatenate([nodes[0]] * (len(nodes) - 1) or [nodes[0]])
     other = np.concatenate(nodes[1:] or [nodes[0]])
     edges = coo_array((np.ones(len(one), dtype=bool), (one, other)), shape=(count, count))
-    found = connected_components(edges, directed=False)[1][nodes[0]]
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+    numbers = connected_components(edges, directed=False)[1][nodes[0]]
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
 
 
 # ------------------------------------------------------------------------------- where from
@@ -152,8 +152,8 @@ def plain_text(text: str | list[str]) -> str:
     nothing else as it is."""
     text = text if isinstance(text, str) else " ".join(text)
     # Punctuation stays: "C" is not "C#", and ":)" is all that tells some texts from others.
-    found = (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
-    return " ".join(found.split()) or text
+    folded = (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
+    return " ".join(folded.split()) or text
 
 
 NAMED = pa.schema([("group", pa.int64())])
@@ -178,13 +178,13 @@ def strata_of(labels: np.ndarray, offsets: np.ndarray | None = None) -> np.ndarr
     """
     if offsets is not None:
         has = np.zeros((len(offsets) - 1, labels.max(initial=0) + 1), dtype=np.int64)
-        owners, known = np.repeat(np.arange(len(has)), np.diff(offsets)), labels >= 0
-        has[owners[known], labels[known]] = 1
+        owners, labelled = np.repeat(np.arange(len(has)), np.diff(offsets)), labels >= 0
+        has[owners[labelled], labels[labelled]] = 1
         labels = np.where(has.any(axis=1, keepdims=True), has, -1)
     if labels.ndim == 1:
         return labels
-    found = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
-    return np.where((labels >= 0).all(axis=1), found, -1)
+    sets = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    return np.where((labels >= 0).all(axis=1), sets, -1)
 
 
 def assigned(group_keys: np.ndarray, strata: np.ndarray, parts: int, *stream: int) -> np.ndarray:
@@ -198,12 +198,14 @@ def assigned(group_keys: np.ndarray, strata: np.ndarray, parts: int, *stream: in
     """
     group, keys = numbered_keys(group_keys), group_keys[distinct_keys(group_keys)]
     sizes = np.bincount(group, weights=strata >= 0, minlength=len(keys))
-    own = _most_frequent(group, strata)
-    order = np.lexsort((hash_keys(keys, *stream, _ORDER), -sizes, own))
-    starts = np.searchsorted(own[order], own[order])  # the first position of each one's stratum
+    stratum = _most_frequent(group, strata)
+    order = np.lexsort((hash_keys(keys, *stream, _ORDER), -sizes, stratum))
+    starts = np.searchsorted(
+        stratum[order], stratum[order]
+    )  # the first position of each one's stratum
     turn = np.empty(len(order), dtype=np.int64)
     turn[order] = (np.arange(len(order)) - starts) // parts
-    order = np.lexsort((hash_keys(keys, *stream, _PART), turn, own))
+    order = np.lexsort((hash_keys(keys, *stream, _PART), turn, stratum))
     part = np.empty(len(order), dtype=np.int64)
     part[order] = np.arange(len(order)) % parts
     return part[group]
@@ -216,10 +218,10 @@ def _most_frequent(group: np.ndarray, strata: np.ndarray) -> np.ndarray:
     pairs = np.stack([group, strata], axis=1)[order]
     begins = np.flatnonzero(np.diff(pairs, axis=0, prepend=pairs[:1] - 1).any(axis=1))
     counts = np.diff(begins, append=len(pairs)) * (pairs[begins, 1] >= 0)
-    found = pairs[begins]
-    order = np.lexsort((found[:, 1], -counts, found[:, 0]))
-    firsts = np.unique(found[order, 0], return_index=True)[1]
-    return np.asarray(found[order][firsts, 1])
+    counted = pairs[begins]
+    order = np.lexsort((counted[:, 1], -counts, counted[:, 0]))
+    firsts = np.unique(counted[order, 0], return_index=True)[1]
+    return np.asarray(counted[order][firsts, 1])
 
 
 def few_groups(split: str, group_keys: np.ndarray) -> str | None:

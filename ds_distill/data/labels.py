@@ -30,8 +30,8 @@ def is_labelled(labels: np.ndarray) -> np.ndarray:
     """
     if labels.dtype.kind == "f":
         return ~np.isnan(labels)
-    known = labels.reshape(len(labels), -1) >= 0
-    return np.asarray(known.all(axis=1))
+    has = labels.reshape(len(labels), -1) >= 0
+    return np.asarray(has.all(axis=1))
 
 
 def distinct_labels(

@@ -17,7 +17,7 @@ from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.cutting import of_whole_example
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import Groups, with_marks
-from ds_distill.data.labels import LabelNames, is_labelled, label_array
+from ds_distill.data.labels import LabelNames, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
@@ -156,13 +156,13 @@ class CombinedSource(Source):
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         folds = self.task.data.folds
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
-        found: dict[tuple[int, int], str] = {}
+        places: dict[tuple[int, int], str] = {}
         for name in whole:
             sources = self._others.get(name)
-            own = [self._own.locations(name, keys)] if sources is None else []
-            for part in (*own, *(other.locations(keys) for other in sources or ())):
-                found = part | found
-        return found
+            parts = [self._own.locations(name, keys)] if sources is None else []
+            for part in (*parts, *(other.locations(keys) for other in sources or ())):
+                places = part | places
+        return places
 
     def _check_folds(self, folds: Folds) -> None:
         for split in folds.of:
@@ -249,50 +249,49 @@ class _Other:
                 return with_marks(randomised(data, self._split.randomise, folder), folder)
             if self._combined.task.rows == "question":
                 return data if self._labelled else _without_answers(data)
-            if self._combined.task.rows == "words":
-                return self._with_tags(data) if self._labelled and has_labels(data) else data
-            labels = as_numpy(data, "label")
             if not (self._labelled and has_labels(data)):
-                return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
+                return data if "words" in data.column_names else _without_labels(data)
             if self._combined.task.predicts == "number":
                 return data
             theirs = self._source.labels
-        labels = self._mapped(labels, theirs)
-        if (unknown := np.flatnonzero((labels == _UNKNOWN).reshape(len(labels), -1).any(1))).size:
-            row = data[int(unknown[0])]
-            given = row["label"]
-            if isinstance(given, list):
-                given = next(n for n, has in enumerate(given) if has and not self._knows(theirs[n]))
-            raise self._unknown_label((row["key_hi"], row["key_lo"]), theirs[given])
-        used = np.flatnonzero(is_labelled(labels))
+        return self._with_our_labels(data, theirs)
+
+    def _with_our_labels(self, data: datasets.Dataset, theirs: list[str]) -> datasets.Dataset:
+        """Examples with our labels, sets of labels, or tags in place of theirs; without those whose
+        label is left out."""
+        offsets = None
+        if "words" in data.column_names:
+            offsets, flat = flat_lists(data, "label")
+            rows = np.repeat(np.arange(len(data)), np.diff(offsets))
+        else:
+            labels = as_numpy(data, "label")
+            rows, flat = labels.nonzero() if labels.ndim == 2 else (np.arange(len(data)), labels)
+        ours = self._to_ours(theirs)[flat.astype(np.int64)]
+        if (unknown := np.flatnonzero(ours == _UNKNOWN)).size:
+            row = data[int(rows[unknown[0]])]
+            raise self._unknown_label((row["key_hi"], row["key_lo"]), theirs[flat[unknown[0]]])
+        used = np.flatnonzero(ours >= 0)
+        if offsets is not None:
+            if len(used) < len(ours):
+                raise UserError(
+                    "a word cannot be left out of its example. Map it to a tag of the task, such "
+                    "as O.",
+                    at=f"{self._key}.labels.{theirs[flat[np.argmin(ours)]]}=null",
+                )
+            lists = pa.array(offsets.astype(np.int32)), pa.array(ours.astype(np.int16))
+            return _replaced(data, "label", pa.ListArray.from_arrays(*lists))
+        if labels.ndim == 2:
+            has = np.zeros((len(data), len(self._combined.labels)), dtype=np.int64)
+            has[rows[used], ours[used]] = 1
+            return _with_labels(data, has)
         if not used.size:
             raise UserError(
-                f"every row of {self._split.path} has a label that maps to "
-                "null. Map one to a label of the task.",
+                f"every row of {self._split.path} has a label that maps to null. Map one to a "
+                "label of the task.",
                 at=f"{self._key}.labels",
             )
-        data = _with_labels(data, labels)
+        data = _with_labels(data, ours)
         return data if len(used) == len(data) else data.select(used)
-
-    def _with_tags(self, data: datasets.Dataset) -> datasets.Dataset:
-        """Lists of words with our tags in place of theirs."""
-        theirs = self._source.labels
-        offsets, their_tags = flat_lists(data, "label")
-        tags = self._mapped(their_tags.astype(np.int64), theirs)
-        if (odd := np.flatnonzero(tags < 0)).size:
-            row = data[int(np.searchsorted(offsets, odd[0], side="right")) - 1]
-            given = theirs[int(their_tags[odd[0]])]
-            if tags[odd[0]] == _LEFT_OUT:
-                raise UserError(
-                    "a word cannot be left out of its example. "
-                    "Map it to a tag of the task, such as O.",
-                    at=f"{self._key}.labels.{given}=null",
-                )
-            raise self._unknown_label((row["key_hi"], row["key_lo"]), given)
-        column = pa.ListArray.from_arrays(
-            pa.array(offsets.astype(np.int32)), pa.array(tags.astype(np.int16))
-        )
-        return _replaced(data, "label", column)
 
     def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         if self._split.randomise is not None:
@@ -309,15 +308,8 @@ class _Other:
             )
         return reworded(self._source._no_labels("train"), self._with_our_keys)
 
-    def _knows(self, label: str) -> bool:
-        """Whether the mapping has one of their labels."""
-        mapping = self._split.labels
-        known = mapping if isinstance(mapping, dict) else self._combined.labels
-        return LabelNames([*known]).find(label) is not None
-
-    def _mapped(self, labels: np.ndarray, theirs: list[str]) -> np.ndarray:
-        """Our class ids for theirs: int64 [N]; or of each of our labels whether a row has one of
-        theirs for it, int64 [N, L]."""
+    def _to_ours(self, theirs: list[str]) -> np.ndarray:
+        """Our class ids of their labels: int64 [K], `_UNKNOWN` or `_LEFT_OUT` of others."""
         ours = self._combined.labels
         mapping = self._split.labels
         if not isinstance(mapping, dict):
@@ -325,23 +317,13 @@ class _Other:
         for label, to in mapping.items():
             if to is not None and to not in ours:
                 raise UserError(
-                    "not a label of this task, which has "
-                    f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out.",
+                    f"not a label of this task, which has {', '.join(ours)}. Map to one of these, "
+                    "or to null to leave the rows out.",
                     at=f"{self._key}.labels.{label}={to}",
                 )
-
-        to_ours = [_LEFT_OUT if to is None else ours.index(to) for to in mapping.values()]
+        numbers = [_LEFT_OUT if to is None else ours.index(to) for to in mapping.values()]
         places = map(LabelNames([*mapping]).find, theirs)
-        numbers = np.array([_UNKNOWN if at is None else to_ours[at] for at in places], np.int64)
-        if labels.ndim == 1:
-            return numbers[labels]
-        has = np.zeros((len(labels), len(ours)), dtype=np.int64)
-        for column, to in zip(labels.T, numbers.tolist(), strict=True):
-            if to == _UNKNOWN:
-                has[column > 0] = _UNKNOWN
-            elif to != _LEFT_OUT:
-                has[:, to] = np.where(has[:, to] < 0, has[:, to], has[:, to] | column)
-        return has
+        return np.array([_UNKNOWN if at is None else numbers[at] for at in places], np.int64)
 
     def _unknown_label(self, key: tuple[int, int], label: str) -> UserError:
         location = self._source.locations("train", {key}).get(key, self._split.path)
@@ -386,8 +368,12 @@ def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
     """Questions of an unlabelled split."""
     nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
     data = _replaced(data, "answers", nothing)
-    data = _with_labels(data, np.full(len(data), -1, dtype=np.int64))
+    data = _without_labels(data)
     return data.select_columns([*questions.EXAMPLES.names, *of_whole_example(data)])
+
+
+def _without_labels(data: datasets.Dataset) -> datasets.Dataset:
+    return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:

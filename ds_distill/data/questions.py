@@ -49,30 +49,30 @@ def example(
     return answers is not None, question, context, answers
 
 
-def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
+def _answers(answers: Any, context: str, what: str) -> list[dict[str, Any]]:
     """The answers of a row, where they are as they should be.
 
     what: they are, at the start of a message.
     """
-    if not isinstance(given, list):
-        raise UserError(f"{what} must be a list of {{text, start}}, got {kind_of(given)}.")
-    if not given:
+    if not isinstance(answers, list):
+        raise UserError(f"{what} must be a list of {{text, start}}, got {kind_of(answers)}.")
+    if not answers:
         raise UserError(
             f"{what} is an empty list: questions without an answer in their context are not "
             "supported. Take the row out, or write null in every row of a split without answers."
         )
-    return [_answer(answer, number, context, what) for number, answer in enumerate(given)]
+    return [_answer(answer, number, context, what) for number, answer in enumerate(answers)]
 
 
-def _from_hub(given: Any, what: str) -> Any:
+def _from_hub(answers: Any, what: str) -> Any:
     """{text: [...], answer_start: [...]} as a list of answers; all else as it is."""
-    if not isinstance(given, dict) or not {"text", "answer_start"} <= given.keys():
-        return given
-    texts, starts = given["text"], given["answer_start"]
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= answers.keys():
+        return answers
+    texts, starts = answers["text"], answers["answer_start"]
     if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
         raise UserError(
             f"{what}: `text` and `answer_start` must be lists as long as each other, got "
-            f"{given!r}. Give each text its start."
+            f"{answers!r}. Give each text its start."
         )
     return [{"text": text, "start": at} for text, at in zip(texts, starts, strict=True)]
 
@@ -96,21 +96,21 @@ def _answer(answer: Any, number: int, context: str, what: str) -> dict[str, Any]
     return {"text": text, "start": start}
 
 
-def _spans(given: Any, context: str, what: str) -> list[dict[str, Any]]:
+def _spans(answers: Any, context: str, what: str) -> list[dict[str, Any]]:
     """Any number of answers: each {start, end}, {text, start}, or the string `start end`, where
     `;` stands between the parts of one that goes on elsewhere (as the clinical notes have them).
 
     what: they are, at the start of a message.
     """
-    if not isinstance(given, list):
+    if not isinstance(answers, list):
         raise UserError(
             f"{what} must be a list of {{start, end}}, empty where nothing is right, got "
-            f"{kind_of(given)}."
+            f"{kind_of(answers)}."
         )
-    found = []
-    for number, answer in enumerate(given):
+    spans = []
+    for number, answer in enumerate(answers):
         if isinstance(answer, dict) and answer.get("end") is None:
-            found.append(_answer(answer, number, context, what))
+            spans.append(_answer(answer, number, context, what))
             continue
         for start, end in _ranges(answer):
             if not (type(start) is type(end) is int and 0 <= start < end <= len(context)):
@@ -121,8 +121,8 @@ def _spans(given: Any, context: str, what: str) -> list[dict[str, Any]]:
                 )
             if isinstance(answer, dict):
                 check_own_text(answer, context, f"{what}: answer {number}")
-            found.append({"text": context[start:end], "start": start})
-    return found
+            spans.append({"text": context[start:end], "start": start})
+    return spans
 
 
 def _ranges(answer: Any) -> list[tuple[Any, Any]]:

@@ -78,10 +78,10 @@ class Unigrams:
                 words = text.split()
                 counts.update(words)
                 lengths.append(len(words))
-        found = sorted(counts)
+        words = sorted(counts)
         return Unigrams(
-            np.array(found, dtype=object),
-            np.array([counts[word] for word in found], dtype=np.int64),
+            np.array(words, dtype=object),
+            np.array([counts[word] for word in words], dtype=np.int64),
             np.array(lengths, dtype=np.int64),
         )
 
@@ -102,11 +102,11 @@ def questions(passages: list[list[str]], numbers: np.ndarray, settings: Randomis
     starters = _uniform(numbers, settings.seed, _STARTER) * len(settings.starters)
     positions = np.arange(settings.words)[None]
     draws = _uniform(numbers[:, None], settings.seed, _QUESTION, positions)
-    found = []
+    texts = []
     for passage, starter, row in zip(passages, starters.astype(int), draws, strict=True):
         places = (row * len(passage)).astype(int).tolist() if passage else []
-        found.append(" ".join([settings.starters[starter], *(passage[at] for at in places)]))
-    return found
+        texts.append(" ".join([settings.starters[starter], *(passage[at] for at in places)]))
+    return texts
 
 
 def _uniform(numbers: np.ndarray, seed: int, *stream: int | np.ndarray) -> np.ndarray:

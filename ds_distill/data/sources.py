@@ -69,8 +69,8 @@ def located(task: Task) -> Iterator[None]:
         if task.location == "task":
             raise
         keys = r"\btask\.(?=(data|labels|type|long|max_length|masking)\b)"
-        own = partial(re.sub, keys, f"{task.location}.")
-        raise reworded(error, own) from error
+        rename = partial(re.sub, keys, f"{task.location}.")
+        raise reworded(error, rename) from error
 
 
 class Source(ABC):
@@ -91,8 +91,8 @@ class Source(ABC):
     def labels(self) -> list[str]:
         """Label names in the order of the class ids; none where the task has no classes. Raises
         UserError where it has, and they cannot be found."""
-        given = self.task.given_labels
-        return self._label_names() if given is None else given
+        labels = self.task.given_labels
+        return self._label_names() if labels is None else labels
 
     @property
     def found_labels(self) -> bool:
@@ -296,17 +296,17 @@ class ReaderSource(Source):
         return False
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        found: dict[tuple[int, int], str] = {}
+        places: dict[tuple[int, int], str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
             reader = self._reader(split)
             form = self._form(reader)
             rows = reader.rows([*form.key_columns.values()])
-            while found.keys() < keys and (batch := list(islice(rows, BATCH))):
+            while places.keys() < keys and (batch := list(islice(rows, BATCH))):
                 here = map(tuple, form.keys([row for _, row in batch]).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
                     if key in keys:
-                        found.setdefault(key, location)
-        return found
+                        places.setdefault(key, location)
+        return places
 
     def _no_labels(self, split: str) -> UserError:
         reader = self._reader(split)

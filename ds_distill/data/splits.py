@@ -34,31 +34,31 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
             at=f"task.data.path={folder}",
         )
     stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     if named := task.data.own_splits():
         for split, wanted in named.items():
-            found[split] = [name for name in files if wanted in (name, stems[name])]
-            if not found[split]:
+            by_split[split] = [name for name in files if wanted in (name, stems[name])]
+            if not by_split[split]:
                 raise wrong_split(split, wanted, list(files), [*files, *stems.values()])
     else:
         for name, stem in stems.items():
             usual = USUAL_NAMES.get(stem.lower(), stem)
-            found.setdefault(usual, []).append(name)
-    for split, names in found.items():
+            by_split.setdefault(usual, []).append(name)
+    for split, names in by_split.items():
         if len(names) > 1:
             raise UserError(
                 f"several files could be split {split!r}: "
                 f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}.",
                 at=f"task.data.path={folder}",
             )
-    return {split: files[found[split][0]] for split in in_order(found)}
+    return {split: files[by_split[split][0]] for split in in_order(by_split)}
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
     """train, validation and test first, then the others as they come."""
     usual = ("train", "validation", "test")
-    found = list(splits)
-    return [s for s in usual if s in found] + [s for s in found if s not in usual]
+    names = list(splits)
+    return [s for s in usual if s in names] + [s for s in names if s not in usual]
 
 
 def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:

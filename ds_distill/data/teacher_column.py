@@ -35,8 +35,8 @@ def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | Non
 def teacher_ids(split: datasets.Dataset) -> np.ndarray | None:
     """The `name_id` of the teacher of each example, 0 where none is named: int64 [N]. None where
     the split has no such column."""
-    found = teacher_names(split)
-    if found is None:
+    named = teacher_names(split)
+    if named is None:
         return None
-    names, numbers = found
+    names, numbers = named
     return np.array([*map(name_id, names), 0], dtype=np.int64)[numbers]

@@ -33,14 +33,14 @@ def fitting_part(strata: np.ndarray, groups: Groups, split: str, seed: int) -> n
 
     Raises UserError when they are too few.
     """
-    chosen = known = strata >= 0
+    chosen = labelled = strata >= 0
     part = ""
     if split == CHOOSING_SPLIT:
-        chosen = known & _fits(strata, groups, seed)
+        chosen = labelled & _fits(strata, groups, seed)
         part = f" of which {chosen.sum()} may be fitted on (the others choose epochs and students),"
     if chosen.sum() < FEWEST_EXAMPLES:
         raise UserError(
-            f"split {split!r} has {known.sum()} labelled examples,{part} but "
+            f"split {split!r} has {labelled.sum()} labelled examples,{part} but "
             f"fitting the routing needs at least {FEWEST_EXAMPLES}. Add examples to it, or name "
             "a larger split, e.g. phases.expertise.split=train."
         )

@@ -154,23 +154,23 @@ class WordColumns:
             tags, widened = tags_of_spans(*spans), widened_spans(*spans)
         return True, words, _tags(tags, words, self, ids, location), widened
 
-    def tags_in(self, row: Mapping[str, Any], given: Any, location: str) -> list[str]:
+    def tags_in(self, row: Mapping[str, Any], value: Any, location: str) -> list[str]:
         """A tag for each word of a row's text, by spans of it. Raises UserError for others, and for
         spans that would be lost.
 
-        given: what stands in the column of spans.
+        value: what stands in the column of spans.
         """
-        spans, words = self.spans_in(row, given, location)
+        spans, words = self.spans_in(row, value, location)
         refuse_lost([(location, *lost) for lost in lost_spans(spans, words)], self)
         return tags_of_spans(spans, words)
 
     def spans_in(
-        self, row: Mapping[str, Any], given: Any, location: str
+        self, row: Mapping[str, Any], value: Any, location: str
     ) -> tuple[list[Span], list[tuple[int, int]]]:
         """The spans of a row's text, in their order, and its words. Raises UserError for what is
         none."""
         text = text_of(row, self.words, location)
-        return _spans(given, text, self, location), words_of(text)
+        return _spans(value, text, self, location), words_of(text)
 
     def words_of_row(self, value: Any) -> Any:
         """The words of a row's value, where it is as it should be."""
@@ -224,15 +224,15 @@ Lost = tuple[str, Span, str]
 """Where a span is that tags cannot tell, the span, and why."""
 
 
-def _spans(given: Any, text: str, columns: WordColumns, location: str) -> list[Span]:
+def _spans(value: Any, text: str, columns: WordColumns, location: str) -> list[Span]:
     """The entities of a text, in their order."""
-    if given is None:
+    if value is None:
         return []
     what = f"{location}: {columns.tags!r}"
-    if not isinstance(given, list):
-        raise UserError(f"{what} must be a list of {{start, end, type}}, got {kind_of(given)}.")
-    found: list[Span] = []
-    for number, span in enumerate(given):
+    if not isinstance(value, list):
+        raise UserError(f"{what} must be a list of {{start, end, type}}, got {kind_of(value)}.")
+    spans: list[Span] = []
+    for number, span in enumerate(value):
         values: list[Any] = [span.get(key) for key in _SPAN] if isinstance(span, dict) else []
         if list(map(type, values)) != [int, int, str] or not 0 <= values[0] < values[1] <= len(
             text
@@ -243,15 +243,15 @@ def _spans(given: Any, text: str, columns: WordColumns, location: str) -> list[S
                 "Correct it or take it out."
             )
         check_own_text(span, text, f"{what}: span {number}")
-        found.append((values[0], values[1], values[2]))
-    found.sort()
-    for one, other in pairwise(found):
+        spans.append((values[0], values[1], values[2]))
+    spans.sort()
+    for one, other in pairwise(spans):
         if other[0] < one[1]:
             raise UserError(
                 f"{what}: the spans {one} and {other} overlap, and a word has one tag. Keep one of "
                 "them."
             )
-    return found
+    return spans
 
 
 _SPAN = ("start", "end", "type")
@@ -314,16 +314,16 @@ _SHOWN = 3
 
 
 def _tags(
-    given: Any, words: list[str], columns: WordColumns, ids: LabelIds, location: str
+    value: Any, words: list[str], columns: WordColumns, ids: LabelIds, location: str
 ) -> list[int]:
-    if not isinstance(given, list) or len(given) != len(words):
-        found = f"{len(given)} of them" if isinstance(given, list) else kind_of(given)
+    if not isinstance(value, list) or len(value) != len(words):
+        got = f"{len(value)} of them" if isinstance(value, list) else kind_of(value)
         raise UserError(
             f"{location}: {columns.tags!r} must be a list of one tag for each of the "
-            f"{len(words)} words in {columns.words!r}, got {found}. Correct the row or take it "
+            f"{len(words)} words in {columns.words!r}, got {got}. Correct the row or take it "
             "out."
         )
-    tags = [ids.of_value(tag, location) for tag in given]
+    tags = [ids.of_value(tag, location) for tag in value]
     if min(tags) < 0:
         raise UserError(
             f"{location}: word {tags.index(-1)} has no tag in {columns.tags!r}. Give each word of "
