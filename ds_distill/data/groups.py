@@ -200,9 +200,8 @@ def assigned(group_keys: np.ndarray, strata: np.ndarray, parts: int, *stream: in
     sizes = np.bincount(group, weights=strata >= 0, minlength=len(keys))
     stratum = _most_frequent(group, strata)
     order = np.lexsort((hash_keys(keys, *stream, _ORDER), -sizes, stratum))
-    starts = np.searchsorted(
-        stratum[order], stratum[order]
-    )  # the first position of each one's stratum
+    ordered = stratum[order]
+    starts = np.searchsorted(ordered, ordered)  # the first position of each one's stratum
     turn = np.empty(len(order), dtype=np.int64)
     turn[order] = (np.arange(len(order)) - starts) // parts
     order = np.lexsort((hash_keys(keys, *stream, _PART), turn, stratum))
