@@ -199,7 +199,7 @@ class LabelSets:
             raise UserError(
                 f"{location}: the labels (column {self._column!r}) must be a list of names or "
                 f"whole numbers, got {kind_of(value)}. Write [] where none applies, and null where "
-                "they are not known; in CSV, lists as in JSON."
+                'they are not known; in CSV, lists as in JSON: ["a", "b"].'
             )
         if self._are_vectors:
             value = [position for position, one in enumerate(value) if one]

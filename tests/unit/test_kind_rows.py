@@ -54,6 +54,16 @@ def test_words_of_conll_end_at_blanks_and_tabs_alone(
     assert rows == [{"tokens": w, "tags": t} for w, t in zip(sentences, tags, strict=True)]
 
 
+def test_comments_and_marks_of_documents_are_no_words(tmp_path: Path) -> None:
+    sentence = "Ann B-PER\n# O\n\n"
+    file = tmp_path / "train.conll"
+    file.write_text(
+        f"-DOCSTART-\n\n{sentence}# id 7f domain=en\n{sentence}-DOCSTART- O\n{sentence}"
+    )
+    rows = [(place[-2:], row["tokens"]) for place, row in open_file(file).rows([])]
+    assert rows == [(f":{line}"[-2:], ["Ann", "#"]) for line in (3, 7, 11)]
+
+
 def span(start: int, end: int, kind: str, **more: str) -> dict[str, Any]:
     return {"start": start, "end": end, "type": kind, **more}
 

@@ -170,6 +170,16 @@ def test_lines_may_be_blank_or_long_or_end_like_windows(tmp_path, read):
     assert read(task(path))["text"][:] == ["a", long]
 
 
+@pytest.mark.parametrize("top", ["sep=;\r\n", "\ufeffsep=;\n"])
+def test_a_line_for_excel_names_what_separates(top, tmp_path, read):
+    """Commas in the header would be taken for it."""
+    (tmp_path / "a.csv").write_text(top + "text;label;a,b\nso, so;x;1\nbad;y;2\n")
+    assert read(task(tmp_path / "a.csv"))["text"][:] == ["so, so", "bad"]
+    (tmp_path / "a.csv").write_text(top + "text;label\na;b;c\n")
+    with pytest.raises(UserError, match=r"a\.csv:3: the row has 3 values"):
+        read(task(tmp_path / "a.csv"))
+
+
 def test_many_batches_keep_the_order_and_a_bad_row_among_them_is_found(tmp_path, read):
     rows = [(f"text {number} {'pad ' * 400}", number % 7) for number in range(12_000)]
     path = texts(tmp_path / "a.jsonl", rows)

@@ -18,6 +18,8 @@ LINES = 1000
 _TAG = re.compile(rf"{OUTSIDE}|[BI]-[^ \t]+")
 _BLANK = " \t"
 _DOCUMENT = "-DOCSTART-"
+_COMMENT = "# id "
+"""Of MultiCoNER's files, before a sentence."""
 
 
 def is_conll(file: Tsv) -> bool:
@@ -48,7 +50,9 @@ class Conll(LinesFile):
         tabs: bool | None = None  # between a word and its tag, as in the first line
         for number, raw in self.lines():
             line = raw.strip("\r\n")
-            if not line.strip(_BLANK):
+            if line.startswith(_COMMENT):
+                continue
+            if not line.strip(_BLANK) or line.strip(_BLANK) == _DOCUMENT:
                 if tokens:
                     yield f"{self.path}:{start}", {"tokens": tokens, "tags": tags}
                 tokens, tags = [], []

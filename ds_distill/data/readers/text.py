@@ -24,6 +24,9 @@ LONGEST_LINE = 1 << 24
 _SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[.*"paragraphs"', re.S)
 """How SQuAD's files begin, which are one object."""
 
+_SEPARATOR = re.compile(r"sep=(.)\s*")
+"""The line on top of a CSV file that tells Excel what separates its values."""
+
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How files in UTF-16 begin."""
 
@@ -33,7 +36,7 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
 
     Raises UserError on a damaged gzip file, and on a line that is too long or not UTF-8.
     """
-    number = 0
+    number, beyond_ascii = 0, False
     try:
         while raw := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -42,16 +45,24 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
                     f"{name}:{number}: the line is longer than {LONGEST_LINE:,} bytes. Write one "
                     "example on a line."
                 )
+            if number == 1 and raw.startswith(b"PK\3\4"):
+                raise UserError(
+                    f"{name}: is a ZIP archive, as a spreadsheet (.xlsx) is. Unpack it, or save "
+                    "the sheet as CSV in UTF-8."
+                )
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 # Not Latin-1: where Windows-1252 has quotes, dashes and the euro, it has none.
-                marked = number == 1 and raw.startswith(_UTF_16)
+                other = "utf-16" if number == 1 and raw.startswith(_UTF_16) else "windows-1252"
+                advice = f"Save the file as UTF-8, e.g. with `iconv -f {other} -t utf-8`."
+                if beyond_ascii:
+                    advice = "Lines before it are UTF-8, so convert the others alone, with `iconv`."
                 raise UserError(
                     f"{name}:{number}: not UTF-8: byte {raw[error.start]:#04x} at position "
-                    f"{error.start + 1} of the line. Save the file as UTF-8, e.g. with "
-                    f"`iconv -f {'utf-16' if marked else 'windows-1252'} -t utf-8`."
+                    f"{error.start + 1} of the line. {advice}"
                 ) from error
+            beyond_ascii = beyond_ascii or not line.isascii()
             yield number, line
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{name}: cannot be read: {error}. Copy or make the file again.") from error
@@ -121,9 +132,11 @@ class JsonLines(LinesFile):
                 if number == 1 and line.startswith("["):
                     row = []
                 else:
+                    several = "; `jq -c .` writes it so, and `jq -c '.KEY[]'` those of a list"
                     raise UserError(
                         f"{location}: not readable as JSON: {error}. Each line must be one whole "
-                        'object, e.g. {"text": "...", "label": "..."}.'
+                        'object, e.g. {"text": "...", "label": "..."}'
+                        f"{several if line == '{' else ''}."
                     ) from error
             if not isinstance(row, dict):
                 kind = "an array" if isinstance(row, list) else kind_of(row)
@@ -174,6 +187,8 @@ class Csv(LinesFile):
     @cached_property
     def delimiter(self) -> str:
         header = next((line for _, line in self.lines() if line.strip()), "")
+        if separator := _SEPARATOR.fullmatch(header):
+            return separator[1]
         return ";" if ";" in header and "," not in header else ","
 
     @property
@@ -207,11 +222,15 @@ class Csv(LinesFile):
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, values) of the records, the header first; empty lines left out."""
         number = size = 0
+        start = 1
         lines = self.lines()
 
         def text() -> Iterator[str]:
-            nonlocal number, size
-            for number, line in lines:  # noqa: B007
+            nonlocal number, size, start
+            for number, line in lines:
+                if number == 1 and _SEPARATOR.fullmatch(line):
+                    start = 2
+                    continue
                 size += len(line)
                 if size > LONGEST_LINE:
                     raise csv.Error(f"the row is longer than {LONGEST_LINE:,} characters")
@@ -219,7 +238,6 @@ class Csv(LinesFile):
 
         # Its default of 128 KiB is short for a text. It is the process's: other readers are open.
         csv.field_size_limit(2**31 - 1)
-        start = 1
         try:
             for record in csv.reader(
                 text(),
