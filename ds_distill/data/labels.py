@@ -132,9 +132,9 @@ class LabelIds:
         name = _spelled(value)
         if name is None:
             raise UserError(_not_a_label(location, self.column, value))
-        said, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
+        text, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
         if is_number and self.class_names and 0 <= int(name) < len(self.class_names):
-            said = f"{name} ({self.class_names[int(name)]!r})"
+            text = f"{name} ({self.class_names[int(name)]!r})"
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
         numbers = ""
         if is_number and self._ids:
@@ -142,7 +142,7 @@ class LabelIds:
         elif isinstance(_key(name), int) and not self._names.any_numbers:
             numbers = " They are names in train, whose order gives no number a meaning."
         raise UserError(
-            f"label {said} (column {self.column!r}) is not one of the "
+            f"label {text} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{did_you_mean(name, self.labels)}{numbers} "
             "Correct the row, or list all labels in their order with task.labels=[A, B].",
             at=location,

@@ -16,10 +16,10 @@ _UNITS = {
 def check_own_text(span: dict[str, Any], text: str, what: str) -> None:
     """Raises UserError for a span, {start, end} and perhaps its own text, that has another one than
     the characters from its start up to its end. what: it is, at the start of a message."""
-    said, there = span.get("text"), text[span["start"] : span["end"]]
-    if said not in (None, there):
+    its_text, there = span.get("text"), text[span["start"] : span["end"]]
+    if its_text not in (None, there):
         raise UserError(
-            f"{what} is {said!r}, and its characters {span['start']} to {span['end']} are "
+            f"{what} is {its_text!r}, and its characters {span['start']} to {span['end']} are "
             f"{there!r}. {true_offsets(span, text)}Correct the numbers, which count characters, or "
             "take the text out."
         )
@@ -28,14 +28,14 @@ def check_own_text(span: dict[str, Any], text: str, what: str) -> None:
 def true_offsets(span: Any, text: str) -> str:
     """A sentence on where a span's own text stands, where it has one and that does: its start may
     count other units than characters."""
-    start, said = (span.get("start"), span.get("text")) if isinstance(span, dict) else (0, None)
-    if type(start) is not int or not isinstance(said, str) or not said:
+    start, its_text = (span.get("start"), span.get("text")) if isinstance(span, dict) else (0, None)
+    if type(start) is not int or not isinstance(its_text, str) or not its_text:
         return ""
     for unit, (encoding, size) in _UNITS.items():
         before = text.encode(encoding)[: max(start, 0) * size].decode(encoding, errors="ignore")
         at, units = len(before), len(before.encode(encoding)) // size
-        if at != start == units and text.startswith(said, at):
-            return f"It counts {unit}: in characters it is {at} to {at + len(said)}. "
-    at = text.find(said, max(start, 0))
-    at = text.find(said) if at < 0 else at
-    return f"It stands at {at} to {at + len(said)}, exclusive. " if at >= 0 else ""
+        if at != start == units and text.startswith(its_text, at):
+            return f"It counts {unit}: in characters it is {at} to {at + len(its_text)}. "
+    at = text.find(its_text, max(start, 0))
+    at = text.find(its_text) if at < 0 else at
+    return f"It stands at {at} to {at + len(its_text)}, exclusive. " if at >= 0 else ""
