@@ -179,7 +179,8 @@ def check(given: Given) -> None:
     except UserError:
         say("Phases, models and data are looked at once these are mended: there may be more.")
         raise
-    import_without_torch()
+    if loaded.padding != "never":  # whether a model can do without is asked of a small copy
+        import_without_torch()
     quiet_libraries()
     from ds_distill.check.check import check_all
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 import torch
@@ -532,3 +535,12 @@ def test_flash_attention_without_gradients_is_the_operation_itself(gradients, wi
         side = -1 if window is None else 4
         assert named == {"scale": 0.5, "window_size_left": side, "window_size_right": side}
         assert given[5:8] == (7, 7, 0.0)
+
+
+def test_check_asks_what_runs_without_padding_where_nothing_has_imported_torch(
+    toy_recipe: Path,
+) -> None:
+    """It ended in a NameError."""
+    command = ["-m", "ds_distill", "check", str(toy_recipe), "padding=never"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert done.returncode == 0 and "no mistakes found" in done.stdout, done.stderr
