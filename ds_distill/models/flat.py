@@ -63,8 +63,10 @@ def _layer(module: Any, ending: str) -> FlatLayer:
 
 
 def runs_flat(encoder: nn.Module) -> bool:
-    """Whether a pass needs none of an encoder's modules: no gradient, no dropout, no gather."""
-    whole = not hasattr(next(encoder.parameters()), "ds_id")
+    """Whether a pass needs none of an encoder's modules: no gradient, no dropout, no gather, and
+    numbers to compare (a plan has none)."""
+    first = next(encoder.parameters())
+    whole = not hasattr(first, "ds_id") and not first.is_meta
     return whole and not encoder.training and not torch.is_grad_enabled()
 
 
