@@ -772,6 +772,19 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
             # The gate reads all teachers.
             settled = "calibrated" if name == "gate" and len(present) < 3 else name
             entry, here = POLICIES[settled], slice(row, row + 1)
+            if name == "expertise":  # the experts are those of all teachers
+                experts = [
+                    one
+                    for one in present
+                    if best_in_class(
+                        hard_prediction(logits[one][row].tolist()), correct, [10] * classes
+                    )
+                    == one
+                ]
+                rest = best_of(present, {n: correct[n] for n in present}, [10] * classes)
+                wanted = experts[0] if len(experts) == 1 else rest
+                assert target.weights[names.index(wanted), row] == 1
+                continue
             table = make_table({n: correct[n] for n in present}, [10] * classes, present)
             seen = Asked(
                 NOTHING,
