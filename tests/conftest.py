@@ -89,6 +89,26 @@ def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Ite
         seed_generators(request.config.stash[TEST])
 
 
+@pytest.fixture
+def parts_as_before() -> Iterator[None]:
+    """Takes out again what a test's classes have put among the parts."""
+    from ds_distill.recipe.codecs import CODECS
+    from ds_distill.recipe.metrics import METRICS
+    from ds_distill.recipe.phases import PHASES
+    from ds_distill.recipe.policies import POLICIES
+    from ds_distill.recipe.sources import SOURCES
+    from ds_distill.recipe.tasks import TASKS
+    from ds_distill.recipe.terms import TERMS
+
+    tables: list[dict[str, Any]] = [PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS]
+    tables += METRICS.values()
+    before = [dict(table) for table in tables]
+    yield
+    for table, was in zip(tables, before, strict=True):
+        table.clear()
+        table.update(was)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """A process that a test started and left would keep pytest from ending."""

@@ -1,7 +1,7 @@
 """Recipes: the only place where a run is described. Imports no torch.
 
 Begin with `schema`, the keys of a recipe; `load` reads one, `phases`, `tasks`, `terms`, `policies`,
-`metrics`, `codecs` and `sources` have the sections and entries of parts, `lineage` what each phase
+`metrics`, `codecs` and `sources` have the classes of parts (see `part`), `lineage` what each phase
 finds.
 """
 

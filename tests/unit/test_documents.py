@@ -55,11 +55,11 @@ NOT_CODE = {"mermaid", "text", "json", "bibtex", "toml"}
 def example_names() -> dict[str, Any]:
     """What the modules of the example package import; its blocks define the rest."""
     names: dict[str, Any] = {}
-    for file in ("entries.py", "parts.py"):
+    for file in ("settings.py", "parts.py"):
         source = (ROOT / "docs/example_parts/example_parts" / file).read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             imports = isinstance(node, ast.Import | ast.ImportFrom)
-            if imports and getattr(node, "module", "") != "example_parts.entries":
+            if imports and getattr(node, "module", "") != "example_parts.settings":
                 exec(compile(ast.Module([node], []), file, "exec"), names)
     return names
 
@@ -131,7 +131,9 @@ def test_the_code_of_the_example_package_is_that_of_its_files() -> None:
 
 
 @pytest.mark.parametrize("block", FENCED, ids=lambda block: block.place)
-def test_a_block_holds(block: Block, tmp_path: Path, toy_settings: dict) -> None:
+def test_a_block_holds(
+    block: Block, tmp_path: Path, toy_settings: dict, parts_as_before: None
+) -> None:
     if block.language in NOT_CODE:
         return
     if block.language == "python" and block.document in RUN_ELSEWHERE:
