@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -70,20 +70,30 @@ def runs_flat(encoder: nn.Module) -> bool:
     return whole and not encoder.training and not torch.is_grad_enabled()
 
 
-_layers: WeakKeyDictionary[nn.Module, dict[str, list[FlatLayer]]] = WeakKeyDictionary()
-"""By encoder and `ending`; none where its layers are of another kind."""
+_KEPT = "_flat_layers"
+"""The name of the layers that an encoder keeps: which encoder's they are, for a copy of it has the
+weights of the first in them, and by `ending`. What is built of weights may hold their model, so no
+dictionary of encoders could let one go."""
+
+
+def _kept(encoder: nn.Module) -> dict[str, list[FlatLayer]]:
+    whose, layers = vars(encoder).get(_KEPT, (None, {}))
+    if whose is None or whose() is not encoder:
+        layers = {}
+        vars(encoder)[_KEPT] = ref(encoder), layers
+    return cast(dict[str, list[FlatLayer]], layers)
 
 
 def flat_layers(encoder: Any, ending: str = "") -> list[FlatLayer]:
     """An encoder's layers; none where they have other parts than BERT's: two projections, with a
     sum and a norm behind each half. ending: of the names of attention's projections."""
-    found = _layers.setdefault(encoder, {})
-    if ending not in found:
+    kept = _kept(encoder)
+    if ending not in kept:
         try:
-            found[ending] = [_layer(module, ending) for module in encoder.layer]
+            kept[ending] = [_layer(module, ending) for module in encoder.layer]
         except AttributeError:
-            found[ending] = []
-    return found[ending]
+            kept[ending] = []
+    return kept[ending]
 
 
 def layers_to_run_flat(model: PreTrainedModel) -> list[FlatLayer]:
@@ -92,10 +102,10 @@ def layers_to_run_flat(model: PreTrainedModel) -> list[FlatLayer]:
     encoder: Any = getattr(model.base_model, "encoder", None)
     if encoder is None or not runs_flat(encoder):
         return []
-    known = encoder in _layers
+    known = "" in _kept(encoder)
     layers = flat_layers(encoder)
     if layers and not known and _differs(model, encoder, layers):
-        layers = _layers[encoder][""] = []
+        layers = _kept(encoder)[""] = []
     return layers
 
 

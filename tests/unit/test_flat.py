@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +105,13 @@ def test_a_flat_pass_follows_its_weights(family: str) -> None:
     own = read_signals(model, view).logits  # with gradients: modules
     assert after.dtype == torch.float64 and not torch.allclose(before.double(), after)
     torch.testing.assert_close(after, own)
+
+
+def test_a_copy_runs_by_its_own_weights() -> None:
+    model, view = made("bert", packed=False)
+    with torch.no_grad():
+        before = read_signals(model, view).logits
+        other = copy.deepcopy(model)
+        other.base_model.encoder.layer[0].output.dense.weight.mul_(2)
+        assert not torch.allclose(read_signals(other, view).logits, before)
+        assert torch.equal(read_signals(model, view).logits, before)

@@ -456,7 +456,7 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
     report = (run / "report.html").read_text(encoding="utf-8")
     assert "The file of first says nothing of 5 of them" in report
     card = (run / "student" / "README.md").read_text(encoding="utf-8")
-    assert rf"| first \(on {len(there)} examples\) | teacher |" in card
+    assert f"| first (on {len(there)} examples) | teacher |" in card
     [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "first"]
     assert scores["examples"] == 60
     [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "second"]

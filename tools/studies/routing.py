@@ -271,7 +271,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
         text += f"{first['test_examples']:,} to test on\n\n"
         heads = [f"seed {one['seed']}, {split}" for one in found for split in ("held out", "test")]
         text += row(["right target", *heads]) + row(["---"] * (1 + len(heads)))
-        for name in candidates():
+        for name in first["validation"]["policies"]:  # of then: some have since gone
             cells = [name]
             for one in found:
                 chosen = "**" if one["validation"]["choice"] == name else ""
