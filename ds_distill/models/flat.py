@@ -63,10 +63,8 @@ def _layer(module: Any, ending: str) -> FlatLayer:
 
 
 def runs_flat(encoder: nn.Module) -> bool:
-    """Whether a pass needs none of an encoder's modules: no gradient, no dropout, no gather, and
-    numbers to compare (a plan has none)."""
-    first = next(encoder.parameters())
-    whole = not hasattr(first, "ds_id") and not first.is_meta
+    """Whether a pass needs none of an encoder's modules: no gradient, no dropout, no gather."""
+    whole = not hasattr(next(encoder.parameters()), "ds_id")
     return whole and not encoder.training and not torch.is_grad_enabled()
 
 
@@ -102,7 +100,7 @@ def layers_to_run_flat(model: PreTrainedModel) -> list[FlatLayer]:
     encoder: Any = getattr(model.base_model, "encoder", None)
     if encoder is None or not runs_flat(encoder):
         return []
-    known = "" in _kept(encoder)
+    known = "" in _kept(encoder) or model.device.type == "meta"  # a plan's has no numbers
     layers = flat_layers(encoder)
     if layers and not known and _differs(model, encoder, layers):
         layers = _kept(encoder)[""] = []
@@ -153,20 +151,31 @@ def _states(
 ) -> Output:
     """What the forward of an encoder gives: of states [B, S, H]."""
     captured.keep(0, hidden)
-    heads = (*hidden.shape[:-1], -1, layers[0].attention.attention_head_size)
-    attend = captured.attend_of(layers[0].attention)
     for layer in layers:
-        number, attention = captured.enter(), layer.attention
-        queries, keys, values = (
-            part(hidden).view(heads).transpose(1, 2) for part in layer.projections
-        )
-        if number in captured.attended:
-            parts = {"queries": queries, "keys": keys, "values": values}
-            captured.take(parts, attention.scaling)
-        scale = attention.scaling
-        context, _ = attend(
-            attention, queries, keys, values, attention_mask, scaling=scale, **options
-        )
-        hidden = layer.output(layer.attended(context.flatten(2), hidden))
+        number = captured.enter()
+        context = _context(layer, captured, number, hidden, attention_mask, options)
+        attended = layer.attended(context, hidden)
+        del context  # as many numbers as the states
+        hidden = layer.output(attended)
         captured.keep(number, hidden)
     return Output(last_hidden_state=hidden)
+
+
+def _context(
+    layer: FlatLayer,
+    captured: Captured,
+    number: int,
+    hidden: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """What the attention of a layer gives of states [B, S, H], by transformers' interface."""
+    module = layer.attention
+    heads = (*hidden.shape[:-1], -1, module.attention_head_size)
+    queries, keys, values = (part(hidden).view(heads).transpose(1, 2) for part in layer.projections)
+    if number in captured.attended:
+        parts = {"queries": queries, "keys": keys, "values": values}
+        captured.take(parts, module.scaling)
+    attend = captured.attend_of(module)
+    context, _ = attend(module, queries, keys, values, mask, scaling=module.scaling, **options)
+    return context.flatten(2)
