@@ -139,6 +139,7 @@ def test_route_tells_the_same_as_the_run_and_changes_nothing(finished, ds_distil
     comparison = json.loads((run / "routing.json").read_text())
     assert f"Routing `chosen` is {comparison['choice']} here." in done.stdout
     for name, score in comparison["policies"].items():
-        [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}  ")]
+        own = f"{name} (chosen)  " if name == comparison["choice"] else f"{name}  "
+        [line] = [line for line in done.stdout.splitlines() if line.startswith(own)]
         assert f"{score['score']:.1%}" in line
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
