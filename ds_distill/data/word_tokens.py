@@ -261,7 +261,9 @@ class TextCutter:
     ) -> Iterator[tuple[int, int, list[TextTokens]]]:
         """Windows that cover a text, as long as all tokenizers have room for: first character and
         end, and its tokens by tokenizer, whose characters are counted in the window. A text that
-        fits is one window. A word that is too long is cut between tokens, which stay as they are.
+        fits is one window. A word that is too long is cut between tokens; a window with a part of
+        one is tokenised by itself, for a cache finds it by its text, and may have tokens beyond
+        the room.
 
         overlap: tokens of the first tokenizer that windows share, at most.
         """
@@ -293,12 +295,16 @@ class TextCutter:
             return min(int(back), end)
 
         for first, end in ranges(offsets, rooms, following, lone):
-            start = words[first, 0]
+            start, stop = int(words[first, 0]), int(words[end - 1, 1])
+            if cut[first:end].any():
+                numbers = range(len(tokens))
+                yield start, stop, [self._alone(number, text[start:stop]) for number in numbers]
+                continue
             found = [
                 one.and_then(_part(of_one, of_word[first + 1], of_word[end], start))
                 for one, of_one, of_word in zip(first_word(first), tokens, offsets, strict=True)
             ]
-            yield int(start), int(words[end - 1, 1]), found
+            yield start, stop, found
 
 
 def _part(tokens: TextTokens, first: int, end: int, start: int) -> TextTokens:
