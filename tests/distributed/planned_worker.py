@@ -86,7 +86,7 @@ def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) 
     engine.train_step([batch(live)])
     inner = engine._engine
     inner.train()
-    parts = inner(batch=engine._moved([batch(live)])[0])
+    parts = inner(batch=engine._moved([batch(live)], ())[0])
     dtypes = sorted({str(p.dtype) for p in student.parameters()})
     inner.backward(parts["loss"] * world.size, scale_wrt_gas=False)
     del parts
