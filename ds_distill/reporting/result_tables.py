@@ -230,7 +230,7 @@ def f1_table(record: EvaluationRecord, judged: str) -> Table | None:
         if name == judged or (model["role"] == "teacher" and "not_given" not in model)
     }
     more = {
-        "there": {label: f"{there:,}" for label, (_, _, there) in own.items()},
+        "examples": {label: f"{there:,}" for label, (_, _, there) in own.items()},
         "precision": {label: share(right, whole) for label, (right, whole, _) in own.items()},
         "recall": {label: share(right, whole) for label, (right, _, whole) in own.items()},
     }

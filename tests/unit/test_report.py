@@ -415,7 +415,7 @@ def test_a_class_has_the_same_figures_by_counts_as_by_confusions():
 
     def cells():
         table = f1_table(evaluation, "average")
-        assert table.heads == ["", "there", "precision", "recall", "first", "values", "average"]
+        assert table.heads == ["", "examples", "precision", "recall", "first", "values", "average"]
         return [[str(cell) for cell in (*row[:4], row[-1])] for row in table.rows]
 
     confused = confusions(models, "average")
