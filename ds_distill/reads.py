@@ -45,6 +45,14 @@ class Reads:
         """How many tensors of all tokens are wanted of attention."""
         return len(self.queries) + len(self.keys) + len(self.values)
 
+    def numbers(self, rows: int, tokens: int) -> int:
+        """How many states' worth of numbers these are, of so many rows and tokens."""
+        return len(self.states) * rows + self.parts * tokens
+
+    def most_bytes(self, width: int, rows: int, tokens: int) -> int:
+        """In fp32, of a model of that width, with an output as wide as a state."""
+        return 4 * width * (rows + self.numbers(rows, tokens))
+
     @staticmethod
     def union(of: Iterable[Reads]) -> Reads:
         """All that is asked for in one of them."""

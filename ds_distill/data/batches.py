@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -206,6 +206,10 @@ class Collator:
         self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
         """int32 [N]: tokens of each example, for planning batches: in the student's view, or
         without a student in the longest."""
+
+    def packs_all(self, models: Iterable[str]) -> bool:
+        """Whether each of some models gets packed views, which several batches join unpadded."""
+        return self._packed.issuperset(models)
 
     def __call__(
         self, indices: np.ndarray, epoch: int = 0, progress: float = 0.0, *, signals: bool = True

@@ -74,19 +74,34 @@ its activations are held of all. A whole one reads a quarter, over which a GPU c
 long as Python takes for a large teacher's layers (tests/results/one-engine-zero1-h200.json). Not
 measured on a GPU."""
 
+STEPS_AHEAD = 8
+"""Most optimizer steps whose texts live teachers read at once: what they cost beside computing is
+then an eighth of what it was, and a stop waits for one pass."""
+
+SIGNALS_AHEAD = 2**28
+"""Most bytes of what live teachers say of more than one step."""
+
 LAYERS_WHOLE = 3
 """Layers of sharded teachers that are whole at once: the one that computes, and those that are
 gathered meanwhile."""
 
 
-def micro_batches_together(stage: int, micro_batch: int, micro_steps: int, length: int) -> int:
-    """Over how many micro-batches live teachers run at once: over all of an optimizer step, or as
-    many as have TOKENS_AT_ONCE.
+def micro_batches_together(
+    stage: int, micro_batch: int, micro_steps: int, length: int, signals: int | None = None
+) -> int:
+    """Over how many micro-batches live teachers run at once: over as many as have TOKENS_AT_ONCE,
+    of a part of an optimizer step, or of up to STEPS_AHEAD whole steps.
 
-    micro_batch: examples. length: tokens of the longest one.
+    micro_batch: examples. length: tokens of the longest one. signals: bytes of what they say of a
+        micro-batch, of which SIGNALS_AHEAD are held; None where no step is read ahead, because
+        steps of unlike lengths would be padded to the longest, and no weights are gathered.
     """
     tokens = TOKENS_AT_ONCE if stage == 3 else TOKENS_AT_ONCE // 4
-    return min(micro_steps, max(1, tokens // (micro_batch * length)))
+    together = max(1, tokens // (micro_batch * length))
+    if together < micro_steps or signals is None:
+        return min(micro_steps, together)
+    steps = min(STEPS_AHEAD, together // micro_steps, SIGNALS_AHEAD // (micro_steps * signals))
+    return micro_steps * max(1, steps)
 
 
 def deepspeed_config(

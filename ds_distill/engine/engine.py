@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import get_scheduler
 
-from ds_distill.engine.config import micro_batches_together, zero_stage
+from ds_distill.engine.config import zero_stage
 from ds_distill.engine.internals import Traces, forget, spare_stage_0, trust_the_norm
 from ds_distill.engine.placement import fit_bucket, stage3_config
 from ds_distill.engine.precision import is_half, model_dtype
@@ -71,23 +71,22 @@ class Engine:
         optimizer: OptimizerSettings | None = None,
         *,
         student_resident: bool = True,
-        max_length: int = 1,
+        together: int | None = None,
     ) -> None:
         """
         config: from `deepspeed_config`.
         optimizer: None for an engine that only runs inference.
         student_resident: with stage 3, keep the student whole on each rank.
-        max_length: tokens of the longest example, by which live teachers read no more than
-            TOKENS_AT_ONCE.
+        together: micro-batches that live teachers read at once, see `micro_batches_together`;
+            None: those of a step.
         """
         self.bundle = bundle
         self.world = world
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
-        micro_batch = int(config["train_micro_batch_size_per_gpu"])
-        self._together = micro_batches_together(
-            self._stage, micro_batch, self._micro_steps, max_length
-        )
+        self._together = together or self._micro_steps
+        self.steps_ahead = max(1, self._together // self._micro_steps) if bundle.teachers else 1
+        """Optimizer steps whose texts live teachers read at once, by `read_ahead`."""
         self._optimizer = optimizer
         self._traces: Traces | None = None
         self._wishes_are_here: torch.cuda.Event | None = None
@@ -175,8 +174,7 @@ class Engine:
         ranks is the mean over the step's rows.
         """
         assert len(micro_batches) == self._micro_steps
-        if not self.bundle.training:  # after `predict`; it visits every module
-            self._engine.train()
+        self._to_train()
         self._rest.at(micro_batches[0].progress)
         total: dict[str, torch.Tensor] = {}
         for batch in self._signalled(self._moved(micro_batches, wishes)):
@@ -198,6 +196,27 @@ class Engine:
                 warnings.simplefilter("ignore", UserWarning)
                 self._engine.lr_scheduler.step()
         return total
+
+    def _to_train(self) -> None:
+        if not self.bundle.training:  # after `predict`; it visits every module
+            self._engine.train()
+
+    def read_ahead(self, steps: list[list[Batch]]) -> list[list[Batch]]:
+        """The micro-batches of some optimizer steps, at most `steps_ahead`, with what live teachers
+        say of them, where more than one step is read at once. Teachers are frozen: they may read a
+        text before the step that learns from it. Every rank must call this with as many."""
+        first = steps[0][0]
+        if self.steps_ahead == 1 or first.signals or not self.bundle.needs_teachers(first.progress):
+            return steps
+        self._to_train()
+        moved = [[batch.to(self.world.device) for batch in step] for step in steps]
+        signals = iter(self._said([batch for step in moved for batch in step]))
+        return [[replace(batch, signals=next(signals)) for batch in step] for step in moved]
+
+    def _said(self, batches: list[Batch]) -> list[dict[str, Signals]]:
+        """What live teachers say of each of some micro-batches, in one pass."""
+        with torch.no_grad():
+            return cast(list[dict[str, Signals]], self._forward("teachers", batches))
 
     def _forward(self, kind: Hashable, batch: Batch | list[Batch], **options: Any) -> Any:
         """A pass through the bundle; see `Bundle.forward`. kind: see `Traces`."""
@@ -223,8 +242,7 @@ class Engine:
             return
         for start in range(0, len(micro_batches), self._together):
             some = micro_batches[start : start + self._together]
-            with torch.no_grad():
-                signals = self._forward("teachers", some)
+            signals = self._said(some)
             for batch in some:
                 yield replace(batch, signals=signals.pop(0))
 

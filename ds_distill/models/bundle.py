@@ -99,6 +99,15 @@ class Bundle(nn.Module):
         """Whether a term counts the rows of all tokens, which batches then must have."""
         return any(term.rows == TOKENS for term in self._terms().values())
 
+    def signal_bytes(self, rows: int, tokens: int) -> int:
+        """Bytes at most of what live teachers say of so many rows and tokens; 0 without any that is
+        a model."""
+        return sum(
+            self._teacher_reads[name].most_bytes(teacher.config.hidden_size, rows, tokens)
+            for name, teacher in self.teachers.items()
+            if isinstance(teacher, PreTrainedModel)
+        )
+
     def readers(self) -> dict[nn.Parameter, list[Term]]:
         """Of each weight that is trained, in the order of registration, the terms that read it."""
         assert self.student is not None

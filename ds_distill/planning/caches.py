@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedConfig
 
+from ds_distill.data.schedule import TOKENS_PER_CALL
 from ds_distill.planning.activations import Shape, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_by_teachers
 from ds_distill.planning.gpus import Device
@@ -54,18 +55,20 @@ def cache_plan(
     splits: Sequence[SplitFacts],
     worst: Shape,
     usual: Shape,
-    batch: int,
+    batch: int | None,
     zero: Zero,
     device: Device,
 ) -> CachePlan:
     """Teachers run one after the other, each alone in memory.
 
-    worst, usual: at the longest length, and at the mean one, which decides the time.
+    worst, usual: at the longest length, and at the mean one, which decides the time. batch:
+        examples of a pass; None: as many as have TOKENS_PER_CALL.
     """
+    longest, batch = (batch or max(1, TOKENS_PER_CALL // shape.length) for shape in (worst, usual))
     most, per_batch = 0, 0.0
     for teacher, model in teachers.items():
         numels = model.numels()
-        peak, _ = teacher_work({teacher: model}, worst, batch, None)
+        peak, _ = teacher_work({teacher: model}, worst, longest, None)
         held = inference_states({teacher: numels}, zero)
         most = max(most, held.total + peak.here)
         _, passes = teacher_work({teacher: model}, usual, batch, None)

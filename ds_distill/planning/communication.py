@@ -25,7 +25,7 @@ class Sent:
     of: Literal["gradients", "student", "teachers"]
     bytes: int
     """Of the whole tensors, all calls together: what is reduced, or what has been gathered."""
-    calls: int
+    calls: float
 
 
 def sent_in_training(
@@ -34,12 +34,13 @@ def sent_in_training(
     teachers: Mapping[str, Sequence[int]],
     zero: Zero,
     micro_steps: int,
-    teacher_passes: int,
+    teacher_passes: float,
 ) -> list[Sent]:
     """Of an engine that trains a student.
 
     groups, teachers: as of `memory.training_states`. frozen: elements of each weight of the student
-        that is not trained. teacher_passes: how often each live teacher runs in a step.
+        that is not trained. teacher_passes: how often each live teacher runs in a step; a part of
+        once where it reads several steps' texts at once.
     """
     if zero.ranks == 1:
         return []
@@ -74,14 +75,16 @@ def sent_in_training(
     return [reduced, gathered, *sent_by_teachers(teachers, zero, teacher_passes)]
 
 
-def sent_by_teachers(teachers: Mapping[str, Sequence[int]], zero: Zero, passes: int) -> list[Sent]:
+def sent_by_teachers(
+    teachers: Mapping[str, Sequence[int]], zero: Zero, passes: float
+) -> list[Sent]:
     """To gather sharded teachers, which are released when they have run."""
     if not teachers or zero.stage < 3 or zero.ranks == 1:
         return []
     every = [numel for numels in teachers.values() for numel in numels]
     calls = -(-sum(every) // zero.prefetch_bucket)
     size = _whole(every, zero) * zero.bytes_per_weight
-    return [Sent("all_gather", "teachers", passes * size, passes * calls)]
+    return [Sent("all_gather", "teachers", round(passes * size), passes * calls)]
 
 
 def _whole(numels: Iterable[int], zero: Zero) -> int:

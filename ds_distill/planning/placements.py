@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +17,17 @@ from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings
+from ds_distill.models.packing import takes_packed
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
-from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
+from ds_distill.planning.activations import (
+    Growth,
+    Head,
+    Shape,
+    Work,
+    has_flashdeberta,
+    student_work,
+    teacher_work,
+)
 from ds_distill.planning.communication import communication_seconds, sent_in_training
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, training_states
@@ -197,7 +207,7 @@ class Job:
         zero = Zero.of(
             config, self.ranks, self._dtype.itemsize, self.recipe.student_resident, layer
         )
-        together = micro_batches_together(zero.stage, self.micro_batch, self.micro_steps, length)
+        together = self._together(zero.stage, length)
         states = training_states(trained, sum(frozen), dict(teachers), zero)
         worst = self._work(choice, length, self.micro_batch, together)
         usual = self._work(choice, round(self.split.tokens), self.micro_batch, together)
@@ -215,7 +225,25 @@ class Job:
             step,
             computing.total,
             device.usable,
+            max(1, together // self.micro_steps) if live else 1,
         )
+
+    def _together(self, stage: int, length: int) -> int:
+        """Micro-batches that live teachers read at once; see training/setup.py."""
+        rows, tokens = self._rows(self.micro_batch, length), self.micro_batch * length
+        signals = sum(
+            self._reads(name).most_bytes(teacher.config.hidden_size, rows, tokens)
+            for name, teacher in self.teachers.items()
+        )
+        ahead = signals > 0 and (stage == 3 or self._packs)
+        return micro_batches_together(
+            stage, self.micro_batch, self.micro_steps, length, signals if ahead else None
+        )
+
+    @cached_property
+    def _packs(self) -> bool:
+        half = self._dtype.itemsize == 2 or self.device.has_bf16  # by autocast
+        return run_packed(self.recipe, self.device, self.teachers, half=half)
 
     def _step(
         self,
@@ -235,7 +263,9 @@ class Job:
             pass_seconds(self.teachers[name], one, device)
             for name, one in work.teacher_passes.items()
         )
-        passes = -(-micro_steps // together)
+        passes = micro_steps / together
+        if together < micro_steps:
+            passes = math.ceil(passes)
         layers = sum(student.config.num_hidden_layers for student in self.students)
         of_live = sum(self.teachers[name].config.num_hidden_layers for name in teachers)
         weights = micro_steps * sum(map(len, trained))
@@ -294,13 +324,28 @@ class Job:
     def _taken(self, teacher: str, examples: int, length: int) -> int:
         """Bytes of a teacher's states, at rows, and inputs of attention, of all tokens, that terms
         read."""
-        reads = Reads.union(term.teacher_reads(teacher) for term in self._terms.values())
-        numbers = self._rows(examples, length) * len(reads.states)
-        numbers += examples * length * reads.parts
+        numbers = self._reads(teacher).numbers(self._rows(examples, length), examples * length)
         return numbers * self.teachers[teacher].config.hidden_size * self._dtype.itemsize
+
+    def _reads(self, teacher: str) -> Reads:
+        return Reads.union(term.teacher_reads(teacher) for term in self._terms.values())
 
     def _taken_of_student(self, examples: int, length: int) -> int:
         """Bytes of the inputs of attention that are kept of a student, beside what is computed
         again."""
         parts = Reads.union(term.reads for term in self._terms.values()).parts
         return examples * length * parts * self._student.config.hidden_size * self._dtype.itemsize
+
+
+def run_packed(
+    recipe: Recipe, device: Device, teachers: Mapping[str, PlannedModel], *, half: bool
+) -> bool:
+    """Whether all of some teachers run without padding; see `Run.packed`."""
+    by_default = recipe.padding is None and device.is_gpu and half
+    if not (by_default or recipe.padding == "never"):
+        return False
+    configs = [teacher.config for teacher in teachers.values()]
+    return all(
+        has_flashdeberta(one) if one.model_type == "deberta-v2" else takes_packed(one)
+        for one in configs
+    )

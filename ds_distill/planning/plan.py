@@ -33,7 +33,7 @@ class Placement:
     head: int
     """Bytes of logits and of their derivatives, of a masked-LM's loss."""
     signals: int
-    """Bytes of what live teachers said of a step's micro-batches, where that is held; of cached
+    """Bytes of what live teachers said of what they read at once, where that is held; of cached
     ones what is decoded of one micro-batch, and states."""
     largest_micro_batch: int
     """Examples that fit; 0 where not even one does."""
@@ -42,6 +42,8 @@ class Placement:
     computing: float
     """Seconds of it in which the device computes and sends; in the others it waits for Python."""
     usable: int
+    steps_ahead: int = 1
+    """Steps whose texts live teachers read at once."""
 
     @property
     def total(self) -> int:

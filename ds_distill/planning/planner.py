@@ -17,7 +17,7 @@ from ds_distill.planning.caches import CachePlan, cache_plan
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
-from ds_distill.planning.placements import Job
+from ds_distill.planning.placements import Job, run_packed
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
@@ -224,7 +224,8 @@ class Planner:
         teachers = self._teachers(number, phase)
         config = deepspeed_config(self._deepspeed, None, self.ranks)
         dtype = model_dtype(config)
-        batch = phase.batch_size or PADDED_BATCH
+        packs = run_packed(self.recipe, self.device, teachers, half=dtype.itemsize == 2)
+        batch = phase.batch_size or (None if packs else PADDED_BATCH)
         layer = max((teacher.layer_numel() for teacher in teachers.values()), default=0)
         resident = self.recipe.student_resident
         zero = Zero.of(config, self.ranks, dtype.itemsize, resident, layer)

@@ -62,7 +62,7 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
 
 
 def hook_seconds(
-    zero: Zero, device: Device, weights: int, student_layers: int, teacher_layers: int
+    zero: Zero, device: Device, weights: int, student_layers: int, teacher_layers: float
 ) -> float:
     """Of a step. weights: passes back through a trained weight; layers likewise, of all passes."""
     if zero.stage < 3:

@@ -114,6 +114,8 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
     parts = asdict(chosen).items()
     shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts if part)
     yield f"  a step: {shares}"
+    if job.chosen.steps_ahead > 1:
+        yield f"  Teachers read the texts of {job.chosen.steps_ahead} steps at once."
     if job.chosen.computing < MOSTLY_WAITS * chosen.total:
         works = "computes and sends" if chosen.communication else "computes"
         yield (

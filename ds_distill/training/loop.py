@@ -113,6 +113,8 @@ class _Training:
         names = {job.name, *job.outputs.values()}
         dropped = [at for name in names for at in self.run.log.forget_after(name, step)]
         last = max(dropped, default=-1)
+        if (ahead := self.engine.steps_ahead) > 1:
+            self.run.log.info(f"  teachers read the texts of {ahead} steps at once")
         if step:
             begins = f"{job.name}: continues at step {step} of {self.total_steps}"
             again = f"; it had come to step {last}" if last > step else ""
@@ -139,35 +141,60 @@ class _Training:
             yield epoch
 
     def run_epoch(self, epoch: int, bar: Bar) -> None:
-        """The steps of an epoch that are still to do."""
-        steps = list(enumerate(self._batches(epoch), self.progress.step))
-        ready = prefetch(partial(self._collate, epoch), steps)
-        for (number, batch), micro_batches in zip(steps, timed_each("data", ready), strict=True):
-            mark_step(number)
-            wishes = stop_requested(), self._checkpoints.is_due()
-            losses = self.engine.train_step(micro_batches, wishes)
-            self.progress = replace(self.progress, step=number + 1)
-            self._count_skipped((number, batch))
-            self._meter.add(losses, self.job.collate.lengths[batch])
-            self._unreported.append((number, batch))
-            self._after_step(epoch, bar)
-            if self.run.observer is not None:
-                self.run.observer.after_step()
+        """The steps of an epoch that are still to do. Of a window in which a stop was, teachers
+        read the texts of all steps again: what they say depends, in the last digits, on what they
+        read together."""
+        done = self.progress.step
+        windows = [window for window in self._windows(epoch) if window[-1][0] >= done]
+        ready = prefetch(lambda window: [self._collate(epoch, step) for step in window], windows)
+        for window, batches in zip(windows, timed_each("data", ready), strict=True):
+            mark_step(max(window[0][0], done))
+            of_steps = zip(window, self.engine.read_ahead(batches), strict=True)
+            for step, micro_batches in of_steps:
+                if step[0] >= done:
+                    self._train_step(epoch, step, micro_batches, bar)
+
+    def _train_step(
+        self, epoch: int, step: tuple[int, np.ndarray], micro_batches: list[Batch], bar: Bar
+    ) -> None:
+        number, batch = step
+        mark_step(number)
+        wishes = stop_requested(), self._checkpoints.is_due()
+        losses = self.engine.train_step(micro_batches, wishes)
+        self.progress = replace(self.progress, step=number + 1)
+        self._count_skipped(step)
+        self._meter.add(losses, self.job.collate.lengths[batch])
+        self._unreported.append(step)
+        self._after_step(epoch, bar)
+        if self.run.observer is not None:
+            self.run.observer.after_step()
+
+    def _windows(self, epoch: int) -> list[list[tuple[int, np.ndarray]]]:
+        """An epoch's steps, by number and global batch, in windows whose texts live teachers read
+        at once; they begin at the same steps whatever is done of them."""
+        windows: list[list[tuple[int, np.ndarray]]] = []
+        needed = None
+        for step in enumerate(self._batches(epoch), epoch * self.steps_per_epoch):
+            needs = self.job.bundle.needs_teachers(step[0] / self.total_steps)
+            if needs != needed or len(windows[-1]) == self.engine.steps_ahead:
+                windows.append([])
+            windows[-1].append(step)
+            needed = needs
+        return windows
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        """Global batches of an epoch that are still to do; announces an epoch that begins."""
+        """Global batches of an epoch; announces one that begins."""
         job, step = self.job, self.progress.step
         lengths, seed = job.collate.lengths, self.run.recipe.seed
         plan = plan_epoch(lengths, job.examples.keys, job.settings.batch_size, seed, epoch)
         first = epoch * self.steps_per_epoch
         plan = plan[: self.total_steps - first]
-        done = step - first
         # An epoch that a kill interrupted is announced once.
-        if done == 0 and self.run.world.is_main:
+        if step == first and self.run.world.is_main:
             share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
             share = round(share, 4)
             self.run.log.event("epoch", phase=job.name, step=step, epoch=epoch, padding_share=share)
-        return plan[done:]
+        return plan
 
     def _collate(self, epoch: int, step: tuple[int, np.ndarray]) -> list[Batch]:
         """This rank's micro-batches of a step's global batch."""

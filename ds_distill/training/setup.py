@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.engine.config import batch_shape, micro_batches_together, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -94,11 +95,11 @@ def terms_of(
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
     """A job's engine at its first step."""
-    settings = job.settings
+    settings, config = job.settings, run.deepspeed(job.settings)
     torch.manual_seed(run.recipe.seed + run.world.rank)  # dropout differs between ranks
     return Engine(
         job.bundle,
-        run.deepspeed(settings),
+        config,
         run.world,
         OptimizerSettings(
             settings.learning_rate,
@@ -110,5 +111,18 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
             schedule=settings.schedule,
         ),
         student_resident=run.recipe.student_resident,
-        max_length=run.task.max_length,
+        together=_read_together(job, run, zero_stage(config)),
+    )
+
+
+def _read_together(job: Job, run: Run, stage: int) -> int:
+    """Over how many micro-batches live teachers run at once: the same on every rank."""
+    task, bundle = run.recipe.task_of(job.settings), job.bundle
+    examples, micro_steps = batch_shape(job.settings, run.world.size)
+    tokens = examples * task.max_length
+    share = 1.0 if bundle.every_token else task.row_share
+    signals = bundle.signal_bytes(examples if share is None else round(share * tokens), tokens)
+    ahead = signals > 0 and (stage == 3 or job.collate.packs_all(bundle.teachers))
+    return micro_batches_together(
+        stage, examples, micro_steps, task.max_length, signals if ahead else None
     )

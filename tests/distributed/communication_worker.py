@@ -44,8 +44,9 @@ def batch(live: bool) -> Batch:
 
 
 def logged(folder: Path, case: dict[str, Any]) -> dict[str, dict[int, int]]:
-    """How often a step sent each size, by collective."""
+    """How often a window of steps sent each size, by collective."""
     stage, live, micro_steps = case["stage"], case["live"], case["micro_steps"]
+    ahead = case["ahead"]
     training = Training(batch_size=ROWS * world.size * micro_steps, micro_batch_size=ROWS)
     config = deepspeed_config(f"zero{stage}_{case['precision']}", training, world.size)
     student_config = AutoConfig.from_pretrained(folder / "student", num_labels=CLASSES)
@@ -63,13 +64,25 @@ def logged(folder: Path, case: dict[str, Any]) -> dict[str, dict[int, int]]:
     terms = build_terms(losses_of({"kl": {}}), TermInputs(student_config.hidden_size))
     bundle = Bundle(student, teachers, terms, Router("average"))
     settings = OptimizerSettings(1e-4, 0.01, 10, 1)
-    engine = Engine(bundle, config, world, settings, student_resident=case["resident"])
+    engine = Engine(
+        bundle,
+        config,
+        world,
+        settings,
+        student_resident=case["resident"],
+        together=ahead * micro_steps,
+    )
+
+    def window() -> None:
+        for step in engine.read_ahead([[batch(live)] * micro_steps] * ahead):
+            engine.train_step(step)
+
     for _ in range(2):  # DeepSpeed's prefetch follows what it has seen
-        engine.train_step([batch(live) for _ in range(micro_steps)])
+        window()
     log = dist.comms_logger
     log.reset_data()
     dist.configure(enabled=True, prof_all=True)
-    engine.train_step([batch(live) for _ in range(micro_steps)])
+    window()
     dist.configure(enabled=False)
     sent = {
         name: {size: times for size, (times, *_) in sizes.items()}

@@ -275,7 +275,8 @@ def test_questions_are_planned(tmp_path: Path) -> None:
     plan = planned(tmp_path, "training.micro_batch_size=4", gpus=1, **parts)
     [pays], (live, cached) = plan.break_even, both_ways(plan)
     assert live.head == cached.head == 0
-    assert live.signals == 16 * 2 * 64 * 2  # of four micro-batches, in bf16
+    assert live.steps_ahead == 8
+    assert live.signals == 8 * 16 * 2 * 64 * 2  # of each four micro-batches, in bf16
     assert cached.signals == 4 * 2 * 64 * 4  # of one, in fp32
     assert pays.passes < pays.in_recipe == 2
 
@@ -293,11 +294,14 @@ def test_large_logits_are_in_the_plan(tmp_path: Path, traced: None) -> None:
     assert cached.head > rows * 30522 * 4
 
 
-def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
-    """Beside a teacher: its states and the inputs of its attention, until the loss."""
+@pytest.mark.parametrize("padding", ["always", "never"])
+def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path, padding: str) -> None:
+    """Beside a teacher: its states and the inputs of its attention, until the loss; of the steps
+    that it reads at once, where nothing is padded."""
 
     def of(losses: dict[str, Any]) -> Placement:
-        [job] = planned(tmp_path, "training.batch_size=256", **distilled(losses)).jobs
+        overrides = "training.batch_size=256", f"padding={padding}"
+        [job] = planned(tmp_path, *overrides, **distilled(losses)).jobs
         found = job.placement("live", Choice(0, "live", False))
         assert found is not None
         return found
@@ -306,9 +310,14 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
     more = {"attention_kl": {"layers": {1: 2}}, "relation_kl": {"layers": {1: 2, 2: 4}}}
     alone, beside, examples = of(losses), of({**losses, **more}), 256 // 4
     # Of layers 2 and 4 queries, keys and values, in bf16.
-    assert beside.activations - alone.activations == 6 * examples * 64 * 256 * 2
+    taken = 6 * examples * 64 * 256 * 2
+    assert beside.steps_ahead == (4 if padding == "never" else 1)  # of 16,384 tokens
+    if padding == "never":
+        assert beside.signals - alone.signals == 4 * taken
+    else:
+        assert beside.activations - alone.activations == taken
     masked, every = of({"kl": {}}), of({"kl": {"rows": "tokens"}})
-    assert masked.head == alone.head and masked.activations < alone.activations
+    assert masked.head == alone.head and masked.total < alone.total
     assert every.head > 4 * masked.head
 
 
@@ -351,10 +360,13 @@ def passes(folder: Path, *overrides: str, **parts: Any) -> float:
 
 
 def test_what_a_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: None) -> None:
-    """About a pass of the teachers where micro-batches are as large as its own; small ones of live
-    teachers are slow. Of mask variants a pass each, and another task's cache does not count."""
-    assert passes(tmp_path, "training.batch_size=256") == pytest.approx(1.0, abs=0.1)
-    assert passes(tmp_path, "training.batch_size=4") < 0.5
+    """About a pass of the teachers where micro-batches are as large as its own, or of as many
+    tokens at once; small ones of live teachers are slow. Of mask variants a pass each, and another
+    task's cache does not count."""
+    padded = "training.batch_size=256", "padding=always"
+    assert passes(tmp_path, *padded) == pytest.approx(1.0, abs=0.1)
+    assert passes(tmp_path, "training.batch_size=4", "padding=always") < 0.5
+    assert passes(tmp_path, "training.batch_size=2048") == pytest.approx(1.0, abs=0.1)
     untraced(monkeypatch)
     one, six = (
         passes(tmp_path, **distilled({"kl": {}}, task=MASKED | {"masking": {"variants": number}}))

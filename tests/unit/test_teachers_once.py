@@ -30,8 +30,7 @@ from transformers import (
 )
 
 from ds_distill.cache.codecs import CompactCodec, StoredLogits
-from ds_distill.engine import config as engine_config
-from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config
+from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config, micro_batches_together
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
@@ -242,7 +241,8 @@ def test_a_teachers_weights_are_gathered_once_a_step(
     world: World, monkeypatch: pytest.MonkeyPatch, max_length: int, times: int
 ) -> None:
     """Or once for every TOKENS_AT_ONCE."""
-    engine = engine_of(world, max_length=max_length)
+    together = micro_batches_together(3, 4, MICRO_STEPS, max_length)
+    engine = engine_of(world, together=together)
     gathers = Gathers(monkeypatch, engine)
     for step in range(3):
         engine.train_step(micro_batches(step))
@@ -326,29 +326,30 @@ def test_linear_layers_are_torchs_unless_the_student_is_sharded(
 
 def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(1)
-    found = [engine.train_step(micro_batches(step)) for step in range(3)]
+    found = []
+    for first in range(0, 3, engine.steps_ahead):
+        steps = [micro_batches(step) for step in range(first, first + engine.steps_ahead)]
+        found += [engine.train_step(batches) for batches in engine.read_ahead(steps)]
     engine.close()
     return found
 
 
 @pytest.mark.parametrize("config", ["zero1_fp32", "zero3_fp32"])
-def test_losses_are_those_of_a_pass_per_micro_step(
-    world: World, config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a quarter of the teachers' passes. The student drops out the same, since teachers draw
-    nothing."""
+def test_losses_are_those_of_a_pass_per_micro_step(world: World, config: str) -> None:
+    """Of a quarter of the teachers' passes, or a twelfth. The student drops out the same, since
+    teachers draw nothing."""
     found = []
-    for most, passes in ((2**16, 1), (1, MICRO_STEPS)):
-        monkeypatch.setattr(engine_config, "TOKENS_AT_ONCE", most)
-        engine, calls = engine_of(world, config, max_length=8), []
+    for together, passes in ((3 * MICRO_STEPS, 1), (MICRO_STEPS, 3), (1, 3 * MICRO_STEPS)):
+        engine, calls = engine_of(world, config, together=together), []
         for teacher in engine.bundle.teachers.values():
             teacher.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         found.append(losses_of_three_steps(engine))
-        assert len(calls) == 2 * 3 * passes  # teachers, steps
-    for step, (ours, expected) in enumerate(zip(*found, strict=True)):
-        assert ours.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6), (step, name)
+        assert len(calls) == 2 * passes  # teachers
+    for *ways, expected in zip(*found, strict=True):
+        for ours in ways:
+            assert ours.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
 def gate_on_states() -> Router:
@@ -398,6 +399,20 @@ def test_a_training_goes_on_in_the_middle(world: World, tmp_path: Path) -> None:
         for name, value in engine.train_step(micro_batches(step)).items():
             assert torch.equal(value, whole[step][name]), (step, name)
     engine.close()
+
+
+def test_teachers_hear_a_window_alike_whoever_learns_from_it(world: World) -> None:
+    """So a training goes on in the middle of one, to the bit."""
+    said = []
+    for learns in (True, False):
+        engine = engine_of(world, together=2 * MICRO_STEPS)
+        window = engine.read_ahead([micro_batches(0), micro_batches(1)])
+        if learns:
+            engine.train_step(window[0])
+        said.append([signals.logits for batch in window[1] for signals in batch.signals.values()])
+        engine.close()
+    for once, again in zip(*said, strict=True):
+        assert torch.equal(once, again)
 
 
 def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

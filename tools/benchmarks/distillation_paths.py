@@ -302,14 +302,14 @@ def _from_kept(setting: Setting, kept: torch.Tensor) -> Signals:
 # --------------------------------------------------------------------------- our paths
 
 
-def live(setting: Setting, folder: Path, world: World) -> Runner:
-    """Teachers in the student's engine."""
+def live(setting: Setting, folder: Path, world: World, ahead: int = 1) -> Runner:
+    """Teachers in the student's engine. ahead: steps whose texts they read at once."""
     student = model_of(setting, folder, "student", world, ours=True)
     with sharded_loading(setting.deepspeed):
         teachers = {
             name: model_of(setting, folder, name, world, ours=True) for name in setting.teachers
         }
-    return _ours(setting, student, teachers, world)
+    return _ours(setting, student, teachers, world, ahead=ahead)
 
 
 def cached(setting: Setting, folder: Path, world: World) -> Runner:
@@ -329,13 +329,26 @@ def _ours(
     teachers: dict[str, PreTrainedModel],
     world: World,
     settings: dict[str, Any] | None = None,
+    ahead: int = 1,
 ) -> Runner:
-    """settings: of the losses, in place of KL."""
+    """settings: of the losses, in place of KL. A window's seconds are shared by its steps."""
     losses = losses_of(settings or {"kl": {"temperature": TEMPERATURE}})
     router = None
     if setting.task == "classification" and not settings:  # one teacher's words are the target
         router = Router("average", temperature=TEMPERATURE)
     terms = build_terms(losses, TermInputs(student.config.hidden_size))
     bundle = Bundle(student, teachers, terms, router)
-    engine = Engine(bundle, setting.deepspeed, world, optimizer_settings(setting))
-    return run_steps(lambda batch: engine.train_step([batch])["loss"], world.device)
+    settings_of_adamw = optimizer_settings(setting)
+    engine = Engine(bundle, setting.deepspeed, world, settings_of_adamw, together=ahead)
+
+    def run(batches: list[Batch]) -> Steps:
+        seconds, losses = [], []
+        for start in range(0, len(batches), ahead):
+            window = [[batch] for batch in batches[start : start + ahead]]
+            started = now(world.device)
+            for step in engine.read_ahead(window):
+                losses.append(engine.train_step(step)["loss"].detach())
+            seconds += [(now(world.device) - started) / len(window)] * len(window)
+        return Steps(seconds, float(losses[0]))
+
+    return run
