@@ -25,7 +25,7 @@ LAUNCHES = {
     # One micro-batch for each of them.
     4: [
         *("zero1_fp32", "zero3_fp32", "uneven_zero3", "switch_zero3", "partial_zero3"),
-        *("masked_lm_zero3", "packed uneven"),
+        *("masked_lm_zero3", "packed uneven", "ahead_zero3", "ahead_masked_lm"),
     ],
 }
 

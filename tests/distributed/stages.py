@@ -30,6 +30,9 @@ largest difference seen."""
 SCENARIOS = {
     # name: (task, batches, policy)
     **{f"zero{stage}_fp32": ("classification", "even", "average") for stage in range(4)},
+    # Teachers read the texts of several steps at once.
+    **{f"ahead_{name}": ("classification", "even", "average") for name in ("zero3", "packed")},
+    "ahead_masked_lm": ("masked-lm", "even", "average"),
     "sharded_student": ("classification", "even", "average"),
     "expertise": ("classification", "opposed", "expertise"),
     "uneven_zero2": ("classification", "uneven", "average"),

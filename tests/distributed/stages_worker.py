@@ -114,8 +114,10 @@ def run(
     resident: bool = True,
     packed: bool = False,
     save: bool = False,
+    ahead: int = 1,
 ) -> None:
-    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+    """Train STEPS steps, of which teachers read `ahead` at once; keep losses, gradients of the
+    first step and final weights."""
     if name not in chosen:
         return
     # A grown student's are as many as a large vocabulary has: none is kept.
@@ -133,17 +135,20 @@ def run(
         world,
         OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS, BETA2, EPSILON),
         student_resident=resident,
+        together=ahead * accumulation,
     )
     before = teacher_bits(bundle)
     gradients = Gradients(engine)
     losses = []
-    for number in range(STEPS):
-        everyone = step_batches(task, batches, number)
-        if packed:
-            everyone = [with_packed_teachers(batch) for batch in everyone]
-        parts = engine.train_step(everyone[world.rank :: world.size])
-        total = world.sum(torch.stack(list(parts.values())))
-        losses.append(dict(zip(parts, total.tolist(), strict=True)))
+    steps = [step_batches(task, batches, number) for number in range(STEPS)]
+    if packed:
+        steps = [[with_packed_teachers(batch) for batch in everyone] for everyone in steps]
+    own = [everyone[world.rank :: world.size] for everyone in steps]
+    for first in range(0, STEPS, ahead):
+        for micro_batches in engine.read_ahead(own[first : first + ahead]):
+            parts = engine.train_step(micro_batches)
+            total = world.sum(torch.stack(list(parts.values())))
+            losses.append(dict(zip(parts, total.tolist(), strict=True)))
     result: dict[str, Any] = {
         "accumulation": accumulation,
         "losses": losses,
@@ -256,6 +261,9 @@ def main(folder: Path) -> None:
         file = folder / f"zero{stage}_fp16-{world.rank}.json"
         file.write_text(json.dumps({"zero_optimization": {"stage": stage}, "fp16": fp16}))
         run(f"zero{stage}_fp16", "classification", folder, str(file))
+    run("ahead_zero3", "classification", folder, "zero3_fp32", ahead=STEPS)
+    run("ahead_masked_lm", "masked-lm", folder, "zero3_fp32", resident=False, ahead=2)
+    run("ahead_packed", "classification", folder, "zero1_fp32", packed=True, ahead=2)
     run("sharded_student", "classification", folder, "zero3_fp32", resident=False)
     run("expertise", "classification", folder, "zero3_fp32", policy="expertise", batches="opposed")
     run("uneven_zero2", "classification", folder, "zero2_fp32", batches="uneven")

@@ -20,7 +20,7 @@ from reference import WIDTHS, make_student, make_teacher
 
 CHOSEN = [*BASES, "zero3_bf16", "zero2_fp16", "sharded_student", "expertise", "uneven_zero2"]
 CHOSEN += ["switch_zero0", "many_labels_zero1", "layers_zero3", "attention_sharded_student"]
-CHOSEN += ["grown_zero1", "packed tokens"]
+CHOSEN += ["grown_zero1", "packed tokens", "ahead_zero3"]
 """For `make test`: each stage, precision, kind of batch, loss and policy once."""
 
 
