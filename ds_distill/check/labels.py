@@ -12,7 +12,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.policies import Routing, not_fitted, that_take_partial
 from ds_distill.recipe.tasks import TASKS, TaskSettings
-from ds_distill.recipe.yaml_tree import one_line
+from ds_distill.recipe.text import one_line
 
 
 def label_mistakes(recipe: Recipe) -> Iterator[Mistake]:

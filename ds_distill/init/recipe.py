@@ -21,7 +21,7 @@ from ds_distill.models.labels import are_generic, class_names
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import are_entities
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.recipe.yaml_tree import one_line
+from ds_distill.recipe.text import one_line
 
 TERMS = {"regression": "logit_mse: {}", "masked-lm": "kl: {temperature: 2.0}, cross_entropy: {}"}
 _KL = "kl: {temperature: 2.0}"

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from ds_distill.errors import UserError
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TaskSettings
-from ds_distill.recipe.yaml_tree import one_line
+from ds_distill.recipe.text import one_line
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,9 @@ import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.files import read_text
-from ds_distill.recipe.mistakes import lines_of
-from ds_distill.recipe.overrides import apply_override, lay_over
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.section import Section
-from ds_distill.recipe.yaml_tree import Dumper, Keys, parse
+from ds_distill.recipe.text import Dumper, Places, read
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -73,28 +71,16 @@ def load_recipe(
     Raises UserError naming file:line, key and fix for each mistake.
     """
     path = recipe_path(reference)
-    data = read(path)
-    data.setdefault("name", name_of(path))
+    text = read(path)
+    name = text.values.setdefault("name", name_of(path))
     if small:
         changes = read(_existing_small_form(path))
-        lay_over(data, changes)
-        if "name" not in changes and isinstance(data["name"], str):
-            data["name"] = f"{data['name'][:58]}-small"
+        if isinstance(name, str):
+            text.values["name"] = f"{name[:58]}-small"
+        text.lay_over(changes)
     for override in overrides:
-        apply_override(data, override)
-    return validate(Recipe, data)
-
-
-def read(path: Path) -> Keys:
-    """A file of keys. Its name is one, too. Raises UserError for one that cannot be read."""
-    try:
-        text = read_text(path)
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}.") from error
-    data = parse(text, str(path))
-    if not isinstance(data, Keys):
-        raise UserError(f"{path}: a recipe is `key: value` lines at the top level.")
-    return data
+        text.override(override)
+    return validate(Recipe, text.values, text.places)
 
 
 def _existing_small_form(path: Path) -> Path:
@@ -118,14 +104,18 @@ def name_of(path: Path) -> str:
 S = TypeVar("S", bound=Section)
 
 
-def validate(kind: type[S], data: Mapping[Any, Any]) -> S:
-    """A file's content as a section. Raises UserError with a line for each mistake."""
+def validate(kind: type[S], values: Mapping[Any, Any], places: Places | None = None) -> S:
+    """A file's content as a section. Raises UserError with a line for each mistake.
+
+    places: where it stands.
+    """
+    places = places or Places()
     try:
-        made = kind.model_validate(data)
+        made = kind.model_validate(values)
     except ValidationError as failure:
-        raise UserError(*lines_of(data, failure.errors(include_url=False))) from failure
-    if isinstance(made, Recipe) and isinstance(data, Keys):
-        made.was_read_as(data)
+        raise UserError(*_lines(places, failure.errors(include_url=False))) from failure
+    if isinstance(made, Recipe):
+        made.stands_at(places)
     return made
 
 
@@ -138,3 +128,65 @@ def dump_recipe(recipe: Recipe) -> str:
         allow_unicode=True,
         width=100,
     )
+
+
+# -------------------------------------------------------------------- what pydantic finds wrong
+
+
+def _lines(places: Places, errors: Iterable[Any]) -> list[str]:
+    """A line for each of pydantic's errors, in the order of the file: place, key, rule and fix."""
+    found = []
+    for error in errors:
+        # Where several forms are possible, pydantic names the chosen one in between: <section>.
+        at = tuple(step for step in error["loc"] if not str(step).startswith("<"))
+        rule, place = _rule(error), places.of(at)
+        source, _, line = place.rpartition(":")
+        order = (source, int(line)) if line.isdigit() else (place, 0)
+        where = ".".join(map(str, at)) or "recipe"
+        found.append((order, f"{place}  {where}: {rule}" + ("" if rule.endswith("?") else ".")))
+    return list(dict.fromkeys(line for _, line in sorted(found)))
+
+
+_TOLD = {
+    "missing": "is required and missing",
+    **dict.fromkeys(
+        ["section", "model_type", "dict_type"], "must be a section of `key: value` lines"
+    ),
+    "list_type": "must be a list, e.g. [a, b]",
+    "string_type": "must be a text; put it in quotes",
+    "string_pattern_mismatch": "must be made of letters, digits, - and _, and start with a letter "
+    "or digit",
+    **dict.fromkeys(["int_type", "int_parsing", "int_from_float"], "must be a whole number"),
+    "float_parsing": "must be a number",
+}
+"""pydantic's types of errors whose message is not in the terms of a recipe."""
+
+
+def _rule(error: Any) -> str:
+    kind, given = error["type"], error["input"]
+    if kind == "extra_forbidden":
+        return _unknown_key(str(error["loc"][-1]), error["ctx"]["section"])
+    rule = _TOLD.get(kind) or error["msg"].removeprefix("Value error, ")
+    rule = rule.replace("Input should be", "must be")
+    tells = kind in ("missing", "mistake", "unknown_part") or isinstance(given, dict | list)
+    return rule if tells else f"{rule} (given: {given!r})"
+
+
+def _unknown_key(key: str, section: type[Section]) -> str:
+    """What to do about a key that a section does not know: what that is called now, one that is
+    written likewise, or whose initials it is, as `lr` is of `learning_rate`."""
+    if key in section.gone:
+        return f"unknown key. Take it out: {section.gone[key][1]}"
+    if key in section.renamed:
+        return f"unknown key. It is called `{section.renamed[key]}` now"
+    known = section.known_keys()
+    initials = [name for name in known if key == "".join(w[:1] for w in name.split("_"))]
+    if nearest := [*difflib.get_close_matches(key, known, n=1), *initials]:
+        return f"unknown key. Did you mean `{nearest[0]}`?"
+    kind, name, sections = section.siblings()
+    if others := [other for other, its in sections.items() if key in its.known_keys()]:
+        return (
+            f"unknown key. The {kind} {name} has no `{key}`: leave it out, or choose one that has "
+            f"({', '.join(others)})"
+        )
+    return f"unknown key. Known here: {', '.join(k for k in sorted(known) if k != 'kind')}"

@@ -33,6 +33,7 @@ from ds_distill.recipe.terms import (
     SoftenedTerm,
     losses_of,
 )
+from ds_distill.recipe.text import one_key
 from ds_distill.recipe.training import Training
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "Phase",
     "PhaseSettings",
     "TrainingPhase",
-    "one_key",
 ]
 
 
@@ -443,17 +443,6 @@ class Evaluate(PhaseSettings):
                 f"a model is called {START!r}, which is the name of the "
                 "student before any training here. Rename that model.",
             )
-
-
-def one_key(item: Any) -> tuple[str, Any]:
-    """(kind, settings) of an item of `phases`; the kind alone has none. Raises ValueError."""
-    if isinstance(item, str):
-        return item, {}
-    if isinstance(item, dict) and len(item) == 1:
-        [(kind, body)] = item.items()
-        if body is None or isinstance(body, dict):
-            return str(kind), body or {}
-    raise ValueError("a phase is one key with its settings, e.g. - evaluate: {split: test}")
 
 
 class _OnePhase:

@@ -7,7 +7,6 @@ imports torch, so that `ds-distill check` answers at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -22,8 +21,8 @@ from ds_distill.recipe.phase import PhaseSettings
 from ds_distill.recipe.phases import Phase
 from ds_distill.recipe.section import MAY_CHANGE, Count, Mistake, Name, Section, refused
 from ds_distill.recipe.tasks import Task, TaskSettings
+from ds_distill.recipe.text import Places
 from ds_distill.recipe.training import Training
-from ds_distill.recipe.yaml_tree import Keys, location_of
 
 LONE_TASK = "task"
 """The name of a recipe's task where it has but one, under the key of that name."""
@@ -154,13 +153,6 @@ class Logging(Section):
     """Write TensorBoard files to the run's folder."""
 
 
-@dataclass
-class AsRead:
-    """The file that a recipe was read from. Two recipes are equal whatever theirs were."""
-
-    data: Keys | None = field(default=None, compare=False)
-
-
 class Recipe(Section):
     """One run: tasks, teachers, student, phases."""
 
@@ -168,7 +160,7 @@ class Recipe(Section):
         "seeds": (None, "`ds-distill sweep RECIPE seed=1,2,3` runs it with each seed")
     }
 
-    _as_read: AsRead = PrivateAttr(default_factory=AsRead)
+    _places: Places = PrivateAttr(default_factory=Places)
 
     imports: Annotated[list[Package], Field(alias="import")] = Field(default_factory=list)
     """Python packages, installed or on PYTHONPATH, with parts that the recipe names
@@ -243,23 +235,21 @@ class Recipe(Section):
             raise refused(mistakes)
         return self
 
-    def was_read_as(self, data: Keys) -> None:
+    def stands_at(self, places: Places) -> None:
         """Keep where its keys stand, for `location_of`."""
-        self._as_read.data = data
+        self._places = places
 
     def location_of(self, key: str) -> str | None:
         """File and line of a key as messages and overrides have it, such as
         `phases.distil.losses.kl`; None of one that is not known."""
         first, *others = key.split(".")
         at: tuple[str | int, ...] = (first, *others)
-        if self._as_read.data is None or first not in self._as_read.data:
-            return None
         if first == "phases" and others:
             if others[0] not in self.phase_names():
                 return None
             number = self.phase_names().index(others[0])
             at = (first, number, self.phases[number].kind, *others[1:])
-        return location_of(self._as_read.data, at)
+        return self._places.of(at) if (first,) in self._places else None
 
     def phase_names(self) -> list[str]:
         """One name per phase: its own, else its kind, numbered where that repeats."""

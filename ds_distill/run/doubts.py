@@ -24,7 +24,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import TASKS, metric_of
-from ds_distill.recipe.yaml_tree import one_line
+from ds_distill.recipe.text import one_line
 from ds_distill.reporting.results import limits_of
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.run import Run

@@ -10,8 +10,8 @@ from typing import Any
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.schema import Recipe, Teacher
 from ds_distill.recipe.section import Section
+from ds_distill.recipe.text import one_line
 from ds_distill.recipe.training import Training
-from ds_distill.recipe.yaml_tree import one_line
 
 STAGES = re.compile(r"zero[0-3]_(\w+)")
 """Built-in DeepSpeed configs. Those of one precision differ in the stage, and so in how weights are

@@ -11,7 +11,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.phases import PHASES
-from ds_distill.recipe.yaml_tree import one_line
+from ds_distill.recipe.text import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.sweep.grid import Variant
 

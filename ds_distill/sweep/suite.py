@@ -15,13 +15,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.load import name_of, read, validate
-from ds_distill.recipe.overrides import apply_override
+from ds_distill.recipe.load import name_of, validate
 from ds_distill.recipe.schema import Seed
 from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
 from ds_distill.recipe.tasks import Task
+from ds_distill.recipe.text import read
 from ds_distill.recipe.training import Training
-from ds_distill.recipe.yaml_tree import Items, Keys
 from ds_distill.run.folder import RunFolder, student_folder
 from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.runs import SweepRun
@@ -171,27 +170,27 @@ def load_suite(reference: str, overrides: Sequence[str] = ()) -> Suite:
             f"suite {reference!r} is neither a file nor a built-in suite."
             f"{did_you_mean(reference, known)} Built-in: {', '.join(known)}."
         )
-    data = read(path)
-    data.setdefault("name", name_of(path))
+    text = read(path)
+    text.values.setdefault("name", name_of(path))
     for override in overrides:
-        apply_override(data, override)
-    if isinstance(tasks := data.get("tasks"), Keys):
-        _leave_out(data, [name for name, task in tasks.items() if task is None])
-    return validate(Suite, data)
+        text.override(override)
+    if isinstance(tasks := text.values.get("tasks"), dict):
+        _leave_out(text.values, [name for name, task in tasks.items() if task is None])
+    return validate(Suite, text.values, text.places)
 
 
-def _leave_out(data: Keys, tasks: Collection[str]) -> None:
+def _leave_out(data: dict[Any, Any], tasks: Collection[str]) -> None:
     """Take tasks out of a suite: their settings, their place in a group, and groups of no other
     tasks. What has another form is left, and refused."""
     for name in ("tasks", "task_training"):
-        for task in tasks if isinstance(data.get(name), Keys) else ():
+        for task in tasks if isinstance(data.get(name), dict) else ():
             data[name].pop(task, None)
-    groups = data["groups"] if isinstance(data.get("groups"), Keys) else Keys("")
+    groups = data["groups"] if isinstance(data.get("groups"), dict) else {}
     for name, group in list(groups.items()):
-        if isinstance(group, Items) and not set(tasks).isdisjoint(group):
+        if isinstance(group, list) and not set(tasks).isdisjoint(group):
             for number in reversed(range(len(group))):
                 if group[number] in tasks:
-                    group.drop(number)
+                    del group[number]
             if not group:
                 del groups[name]
 

@@ -16,8 +16,8 @@ from ds_distill.errors import UserError
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.text import Dumper, one_line, parse
 from ds_distill.recipe.training import Training
-from ds_distill.recipe.yaml_tree import Dumper, location_of, one_line, parse
 
 
 @pytest.fixture
@@ -43,22 +43,23 @@ def load(tmp_path, toy_settings):
         ("[1, -2, +3, 010]", [1, -2, 3, 10]),
         ("[1.5, .5, 5., 1e-5, 2.0e-4, -1E3]", [1.5, 0.5, 5.0, 1e-5, 2e-4, -1000.0]),
         ("[1:30, 1_000, 0x1f, 1.2.3]", ["1:30", "1_000", "0x1f", "1.2.3"]),
+        ("[.inf, -.Inf, .nan]", [".inf", "-.Inf", ".nan"]),
         ("[2024-01-31, 2024-99-99, =, <<]", ["2024-01-31", "2024-99-99", "=", "<<"]),
         ("", None),
     ],
 )
 def test_plain_values_are_those_of_yaml_1_2(text, value):
-    read = parse(text, "a.yaml")
+    read, _ = parse(text, "a.yaml")
     assert read == value
     if isinstance(value, list):
         assert [type(item) for item in read] == [type(item) for item in value]
 
 
 def test_places_name_the_line():
-    data = parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n", "a.yaml")
-    assert location_of(data, ("two", "three")) == "a.yaml:3"
-    assert location_of(data, ("two", "three", 1, "four")) == "a.yaml:4"
-    assert location_of(data, ("two", "gone", "deeper")) == "a.yaml:2"
+    _, places = parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n", "a.yaml")
+    assert places.of(("two", "three")) == "a.yaml:3"
+    assert places.of(("two", "three", 1, "four")) == "a.yaml:4"
+    assert places.of(("two", "gone", "deeper")) == "a.yaml:2"
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,10 @@ def test_places_name_the_line():
         ("a: 1\nb: 2\na: 3", "a.yaml:3: key 'a' stands twice"),
         ("a: &a [*a]", "an alias"),
         ("[" * 3000 + "]" * 3000, "too deep"),
-        ("\n".join("  " * depth + "a:" for depth in range(60)), "a.yaml:51: sections lie too deep"),
-        ("".join(f"k{number}: 1\n" for number in range(90_000)), "at most 20,000 values"),
+        ("".join(f"k{number}: 1\n" for number in range(90_000)), "beyond 20000 values"),
         ("a: " + "b" * 2**20, "a file has at most 1,048,576"),
-        ("a: " + "9" * 5000, "a.yaml:1: not readable as YAML: a number of 5,000 digits"),
         ("a: [1", "a.yaml:1: not readable"),
         ("a: 1\n--- \nb: 2", "another document"),
-        ('a: "\\ud800"', "UTF-8"),
-        ("a: .nan", "finite"),
         ("a: \x07", "not readable"),
     ],
 )
@@ -101,7 +98,7 @@ TREES = st.recursive(
 @given(TREES)
 def test_what_is_dumped_reads_the_same(tree):
     text = yaml.dump(tree, Dumper=Dumper, allow_unicode=True, width=100)
-    assert parse(text, "a.yaml") == tree
+    assert parse(text, "a.yaml")[0] == tree
 
 
 @settings(max_examples=15)
@@ -110,7 +107,7 @@ def test_what_is_dumped_reads_the_same(tree):
 def test_a_value_on_one_line_reads_the_same(tree):
     """As messages and first recipes show labels: YAML 1.1 would leave 1e5 bare, a number in 1.2."""
     line = one_line(tree)
-    assert "\n" not in line and parse(f"a: {line}", "a.yaml") == {"a": tree}
+    assert "\n" not in line and parse(f"a: {line}", "a.yaml")[0] == {"a": tree}
 
 
 # --------------------------------------------------------------------------------------- recipes
@@ -138,7 +135,7 @@ def test_a_resolved_recipe_loads_to_itself(data):
             "phases": [{"fine-tune": {"models": name}}, "expertise", {"distil": body}],
         }
     )
-    assert Recipe.model_validate(parse(dump_recipe(recipe), "written")) == recipe
+    assert Recipe.model_validate(parse(dump_recipe(recipe), "written")[0]) == recipe
 
 
 def test_a_key_that_is_gone_may_say_what_every_run_does(load):
@@ -175,7 +172,7 @@ def test_overrides_reach_everything(load):
 def test_a_phase_says_steps_or_epochs_in_place_of_training(load):
     def lengths(*overrides):
         recipe = load(*overrides)
-        assert Recipe.model_validate(parse(dump_recipe(recipe), "written")) == recipe
+        assert Recipe.model_validate(parse(dump_recipe(recipe), "written")[0]) == recipe
         return [(p.steps, p.epochs) for p in recipe.phases if isinstance(p, Training)]
 
     both = lengths("training.steps=50", "phases.teach-first.epochs=2", "phases.distil.steps=9")

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, small_form
-from ds_distill.recipe.overrides import lay_over
-from ds_distill.recipe.yaml_tree import Keys, parse
+from ds_distill.recipe.text import Text, parse
 
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
@@ -140,21 +139,15 @@ def keys_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [key for name, v in items for key in [(*at, name), *keys_of(v, (*at, name))]]
 
 
-def own_location(data: Keys, at: tuple[Any, ...]) -> str:
-    for step in at[:-1]:
-        data = data[step]
-    return data.locations[at[-1]]
-
-
 @settings(max_examples=15)
 @given(SECTIONS, SECTIONS)
 def test_sections_merge_key_by_key(base, changes):
-    data = parse(yaml.safe_dump(base), "base")
-    lay_over(data, parse(yaml.safe_dump(changes), "over"))
-    assert data == merged(base, changes)
-    for key in keys_of(data):
+    text = Text(*parse(yaml.safe_dump(base), "base"))
+    text.lay_over(Text(*parse(yaml.safe_dump(changes), "over")))
+    assert text.values == merged(base, changes)
+    for key in keys_of(text.values):
         # A key that both have keeps the recipe's line where the overlay only looks into it.
-        source = own_location(data, key).partition(":")[0]
+        source = text.places[key].partition(":")[0]
         assert source == "over" if key not in keys_of(base) else source in ("base", "over")
 
 
