@@ -5,13 +5,20 @@ python docs/reference.py
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ds_distill.recipe.json_schema import Schema, choices, recipe_json_schema
+from pydantic.json_schema import GenerateJsonSchema
+
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.section import Section
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
@@ -35,8 +42,90 @@ yaml-language-server, make this the first line of a recipe:
 """
 
 
+Schema = dict[str, Any]
+
+
+class WithDocstrings(GenerateJsonSchema):
+    """With what stands below each key as its description."""
+
+    def model_schema(self, schema: Any) -> Schema:
+        made, cls = super().model_schema(schema), schema["cls"]
+        texts: dict[str, str] = {}
+        for section in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
+            texts |= attribute_docstrings(section)
+        for name, field in cls.model_fields.items():
+            if texts.get(name):
+                made["properties"][field.alias or name].setdefault("description", texts[name])
+        return made
+
+
+def attribute_docstrings(section: type) -> dict[str, str]:
+    """Names that a class annotates -> the string below each, or an empty one."""
+    found = dict.fromkeys(inspect.get_annotations(section), "")
+    try:
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    except (OSError, TypeError):
+        return found  # made without a source
+    assert isinstance(body, ast.ClassDef)
+    for field, below in pairwise(body.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+def documented_schema() -> Schema:
+    """The recipe's JSON schema, with the texts of all keys."""
+    schema: Schema = plain(Recipe.model_json_schema(schema_generator=WithDocstrings))
+    sections: dict[str, Schema] = schema["$defs"]
+    one_phase = schema["properties"]["phases"]["items"]["anyOf"][0]
+    for phase in one_phase["properties"].values():
+        section = sections[choices(phase)[0]]
+        del section["properties"]["kind"]
+        phase.pop("default", None)
+        phase.setdefault("description", section["description"])
+    del schema["properties"]["name"]["default"]  # that is the file's name
+    for section in (schema, *sections.values()):
+        for value in section["properties"].values():
+            texts = [sections[name].get("description", "") for name in choices(value)]
+            if len(texts) == 1:  # what the section says of itself
+                value.setdefault("description", texts[0])
+            elif "const" in value:
+                value.setdefault("description", "Chooses this section.")
+    return schema
+
+
+def choices(schema: Schema) -> list[str]:
+    """Names of the sections that a schema stands for: one, those of a union, or none."""
+    if "$ref" in schema:
+        return [schema["$ref"].rpartition("/")[2]]
+    return [name for each in schema.get("anyOf", []) for name in choices(each)]
+
+
+def plain(schema: Any, keyword: str = "") -> Any:
+    """Without the titles that pydantic makes of names, with descriptions on one line, and with
+    `anyOf` for `oneOf`.
+
+    keyword: what the schema stands under; keys of a recipe stand under `properties`.
+    """
+    if isinstance(schema, list):
+        return [plain(item) for item in schema]
+    if not isinstance(schema, dict) or keyword in ("default", "const", "enum"):
+        return schema
+    if keyword in ("properties", "patternProperties", "$defs"):
+        return {name: plain(value) for name, value in schema.items()}
+    made = {
+        {"oneOf": "anyOf"}.get(key, key): plain(value, key)
+        for key, value in schema.items()
+        if key not in ("title", "discriminator")
+    }
+    if "description" in made:
+        made["description"] = " ".join(made["description"].split())
+    return made
+
+
 def page() -> str:
-    schema = recipe_json_schema()
+    schema = documented_schema()
     parts = [INTRODUCTION]
     training = schema["$defs"]["Training"]["properties"]
     found = list(sections(schema))
@@ -140,7 +229,7 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
             return f"{type_of(item, links)}; or a list of them"
         sections = len(choices(value))
         if sections > 1:  # a name alone, which stands for a section, is among the links
-            more = [each for each in more if "enum" not in each]
+            more = [each for each in more if "const" not in each]
         kinds = dict.fromkeys(type_of(each, links) for each in (item, *more))
         return (", " if sections > 1 else " or ").join(kinds)
     if value.get("type") == "array":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -206,13 +207,11 @@ def recipes(
 
     [--small] stands behind those that have a small form, for a first try in minutes.
     """
+    from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, recipe_path, small_form
+
     if schema:
-        from ds_distill.recipe.json_schema import schema_text
-
-        say(schema_text(), end="")
+        say(json.dumps(Recipe.model_json_schema(), indent=2))
         return
-    from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path, small_form
-
     if name is not None:
         say(recipe_path(name).read_text(encoding="utf-8"), end="")
         return

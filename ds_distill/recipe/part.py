@@ -13,9 +13,9 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ds_distill.errors import Mistake, UserError
@@ -156,22 +156,14 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        sections = [_settings(part) for part in self._sections.values()]
+        sections = {name: _settings(part) for name, part in self._sections.items()}
+        forms = [*sections.values(), *names_alone(sections)]
         # The union is for the JSON schema: packages bring other parts later.
-        return core_schema.no_info_wrap_validator_function(
-            lambda value, _: self._read(value),
-            handler.generate_schema(Union[tuple(sections)]),  # noqa: UP007
+        return core_schema.no_info_plain_validator_function(
+            self._read,
+            json_schema_input_schema=handler.generate_schema(Union[tuple(forms)]),  # noqa: UP007
             serialization=core_schema.plain_serializer_function_ser_schema(Section.as_written),
         )
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        sections = handler(schema)
-        short = alone({name: _settings(part) for name, part in self._sections.items()})
-        return {
-            "anyOf": [*sections.get("anyOf", [sections]), *([{"enum": short}] if short else [])]
-        }
 
     def _read(self, value: Any) -> Section:
         if isinstance(value, Section):
@@ -182,10 +174,10 @@ class OneOf:
             raise NOT_A_SECTION
         name = value.get(self._key, self._default)
         if name is None and self._key not in value:
-            raise refused([((self._key,), "is required and missing")])
+            raise refused([Mistake(self._key, "is required and missing")])
         if str(name) not in self._sections:
             what = unknown(self._kind, name, self._sections)
-            raise refused([((self._key,), what)], "unknown_part")
+            raise refused([Mistake(self._key, what)], "unknown_part")
         return _settings(self._sections[str(name)]).model_validate(value)
 
 
@@ -197,18 +189,15 @@ def _settings(part: Any) -> type[Section]:
 
 def a_key_each(sections: Mapping[str, type[Section]], handler: GetCoreSchemaHandler) -> CoreSchema:
     """A section with a key for each part, for the JSON schema; see `section.keyed`."""
-    fields, bare = {}, alone(sections)
+    fields = {}
     for name, section in sections.items():
-        each = handler.generate_schema(section)
-        each = core_schema.nullable_schema(each) if name in bare else each
-        fields[name] = core_schema.typed_dict_field(each, required=False)
+        form = section | None if any(names_alone({name: section})) else section
+        fields[name] = core_schema.typed_dict_field(handler.generate_schema(form), required=False)
     return core_schema.typed_dict_schema(fields, extra_behavior="forbid")
 
 
-def alone(sections: Mapping[str, type[Section]]) -> list[str]:
-    """The parts that need no setting, so that the name alone says all."""
-    return [
-        name
-        for name, section in sections.items()
-        if not any(field.is_required() for field in section.model_fields.values())
-    ]
+def names_alone(sections: Mapping[str, type[Section]]) -> Iterator[Any]:
+    """The names of parts that need no setting, so that the name says all."""
+    for name, section in sections.items():
+        if not any(field.is_required() for field in section.model_fields.values()):
+            yield Literal[name]

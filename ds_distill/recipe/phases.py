@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationInfo,
     model_validator,
 )
@@ -18,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 from ds_distill.errors import Mistake
 from ds_distill.recipe.codecs import Codec, Compact
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.part import Needs, Part, a_key_each, alone
+from ds_distill.recipe.part import Needs, Part, a_key_each, names_alone
 from ds_distill.recipe.phase import (
     PHASES,
     FollowingPhase,
@@ -451,19 +450,16 @@ class _OnePhase:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.with_info_wrap_validator_function(
-            lambda item, _, info: _read(item, info),
-            a_key_each(PHASES, handler),
+        names = [handler.generate_schema(name) for name in names_alone(PHASES)]
+        return core_schema.with_info_plain_validator_function(
+            _read,
+            json_schema_input_schema=core_schema.union_schema(
+                [a_key_each(PHASES, handler), *names]
+            ),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda phase: {phase.kind: phase.as_written(without=["kind"])}
             ),
         )
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        one_key = handler(schema) | {"minProperties": 1, "maxProperties": 1}
-        return {"anyOf": [one_key, {"enum": alone(PHASES)}]}
 
 
 def _read(item: Any, info: ValidationInfo) -> PhaseSettings:

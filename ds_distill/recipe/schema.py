@@ -16,10 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.part import Package
 from ds_distill.recipe.phase import PhaseSettings
 from ds_distill.recipe.phases import Phase
-from ds_distill.recipe.section import MAY_CHANGE, Count, Mistake, Name, Section, refused
+from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, refused
 from ds_distill.recipe.tasks import Task, TaskSettings
 from ds_distill.recipe.text import Places
 from ds_distill.recipe.training import Training
@@ -62,13 +63,14 @@ class Teacher(Section):
     def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:
         given = [key for key in ("model", "predictions") if data.get(key) is not None]
         if not given:
-            yield ("model",), "is required and missing: name a model, or a file of `predictions`"
+            what = "is required and missing: name a model, or a file of `predictions`"
+            yield Mistake("model", what)
         elif len(given) > 1:
-            yield ("predictions",), "stands beside `model`: keep one of them"
+            yield Mistake("predictions", "stands beside `model`: keep one of them")
         for key in ("revision", "labels") if given == ["predictions"] else ():
             if data.get(key) is not None:
                 why = "is of a `model`, and this teacher is a file of predictions: take it out"
-                yield (key,), why
+                yield Mistake(key, why)
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -97,7 +99,7 @@ class Sizes(Section):
         width, heads = self.hidden_size, self.num_attention_heads
         if width is not None and heads is not None and width % heads:
             what = f"{heads} heads do not divide hidden_size={width} evenly. Choose numbers that do"
-            raise refused([(("num_attention_heads",), what)])
+            raise refused([Mistake("num_attention_heads", what)])
         return self
 
 
@@ -129,13 +131,13 @@ class Student(Section):
     def _weights_are_of_one_kind(self) -> Student:
         if self.config is None and self.start is not None:
             what = f"{self.start} is of a student with sizes of its own: give `config`"
-            raise refused([(("start",), what)])
+            raise refused([Mistake("start", what)])
         if self.is_random and self.layers is not None:
             what = "stands beside `config`, whose weights are random: keep one of them"
-            raise refused([(("layers",), what)])
+            raise refused([Mistake("layers", what)])
         if self.config is not None and self.layers and self.config.num_hidden_layers is not None:
             what = "stands beside `layers`, which say how many there are: take it out"
-            raise refused([(("config", "num_hidden_layers"), what)])
+            raise refused([Mistake("config.num_hidden_layers", what)])
         return self
 
 
@@ -165,7 +167,7 @@ class Recipe(Section):
     imports: Annotated[list[Package], Field(alias="import")] = Field(default_factory=list)
     """Python packages, installed or on PYTHONPATH, with parts that the recipe names
     (docs/extending.md). Their code runs: name those that you trust."""
-    name: Name
+    name: Name = "recipe"
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
     description: str = ""
     """One line, which the report and `ds-distill recipes` show."""
@@ -210,9 +212,9 @@ class Recipe(Section):
     @classmethod
     def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:
         if data.get("task") is None and not data.get("tasks"):
-            yield ("task",), "is required and missing"
+            yield Mistake("task", "is required and missing")
         if data.get("task") is not None and data.get("tasks"):
-            yield ("task",), "stands beside `tasks`: keep one of them"
+            yield Mistake("task", "stands beside `tasks`: keep one of them")
 
     @model_validator(mode="after")
     def _tasks_are_named(self) -> Recipe:
@@ -222,13 +224,15 @@ class Recipe(Section):
             task.stands_at(f"tasks.{name}")
         mistakes = []
         for number, phase in enumerate(self.phases):
-            at = ("phases", number, phase.kind, "task")
+            at = f"phases.{number}.{phase.kind}.task"
             if phase.task is not None and phase.task not in self.tasks_by_name:
                 known = ", ".join(self.tasks) or "`task`, which has no name: leave the key out"
-                mistakes.append((at, f"there is no task {phase.task!r}. There is: {known}"))
+                what = f"there is no task {phase.task!r}. There is: {known}"
+                mistakes.append(Mistake(at, what))
             elif phase.task is None and len(self.tasks) > 1:
                 names = ", ".join(self.tasks)
-                mistakes.append((at, f"is required, because there are several: {names}"))
+                what = f"is required, because there are several: {names}"
+                mistakes.append(Mistake(at, what))
             else:
                 self.phases[number] = phase.of_task(self.task_of(phase))
         if mistakes:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Collection, Iterable, Mapping
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -15,7 +11,6 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     Tag,
     ValidationError,
     model_validator,
@@ -29,7 +24,7 @@ from pydantic_core import (
     core_schema,
 )
 
-from ds_distill.errors import did_you_mean
+from ds_distill.errors import Mistake, did_you_mean
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -43,15 +38,12 @@ class _OneOrMore:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
+        several: Any = handler(source)
         return core_schema.no_info_before_validator_function(
-            lambda value: value if isinstance(value, list) else [value], handler(source)
+            lambda value: value if isinstance(value, list) else [value],
+            several,
+            json_schema_input_schema=core_schema.union_schema([several["items_schema"], several]),
         )
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        several = handler(schema)
-        return {"anyOf": [several["items"], several]}
 
 
 Several = Annotated[list[T], _OneOrMore()]
@@ -70,21 +62,24 @@ def _form(value: Any) -> str:
 BY_FORM = Discriminator(_form)
 """Annotates such a union, so that a mistake is told once, of the form that was meant."""
 
-Mistake = tuple[tuple[str | int, ...], str]
-"""(the key, from the section on; what is wrong with it)."""
-
-
 NOT_A_SECTION = PydanticCustomError("section", "no section")
-"""See `mistakes.TOLD`."""
+"""See `load`."""
 
 
 def refused(mistakes: Iterable[Mistake], kind: str = "mistake") -> ValidationError:
-    """What a validator raises for mistakes in other places than its own.
+    """What a validator raises for mistakes in other places than its own: keys from its section on,
+    with dots.
 
     kind: pydantic's type of the errors.
     """
-    told = [(key, PydanticCustomError(kind, "{what}", {"what": what})) for key, what in mistakes]
-    details: list[InitErrorDetails] = [{"type": e, "loc": key, "input": None} for key, e in told]
+    details: list[InitErrorDetails] = [
+        {
+            "type": PydanticCustomError(kind, "{what}", {"what": what}),
+            "loc": tuple(int(step) if step.isdigit() else step for step in at.split(".")),
+            "input": None,
+        }
+        for at, what in mistakes
+    ]
     return ValidationError.from_exception_data("recipe", details)
 
 
@@ -104,22 +99,6 @@ class Section(BaseModel):
     gone: ClassVar[dict[str, tuple[object, str]]] = {}
     """Keys of earlier versions -> the value that every run has now, which recipes of earlier runs
     may still say, and what it does."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """With what stands below each key as its description. pydantic's `use_attribute_docstrings`
-        reads the sources whenever the sections are imported: a third of a command's start."""
-        made = handler(schema)
-        properties = handler.resolve_ref_schema(made).get("properties", {})
-        texts: dict[str, str] = {}
-        for section in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
-            texts |= _attribute_docstrings(section)
-        for name, field in cls.model_fields.items():
-            if texts.get(name):
-                properties[field.alias or name].setdefault("description", texts[name])
-        return made
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -163,21 +142,6 @@ class Section(BaseModel):
         return made
 
 
-def _attribute_docstrings(section: type) -> dict[str, str]:
-    """Names that a class annotates -> the string below each, or an empty one."""
-    found = dict.fromkeys(inspect.get_annotations(section), "")
-    try:
-        [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    except (OSError, TypeError):
-        return found  # made without a source, or in an interpreter
-    assert isinstance(body, ast.ClassDef)
-    for field, below in pairwise(body.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
-                found[name] = inspect.cleandoc(text)
-    return found
-
-
 def _again(
     error: ErrorDetails, section: type[Section] | None = None, key: tuple[str, ...] = ()
 ) -> InitErrorDetails:
@@ -200,7 +164,7 @@ def keyed(kind: str, known: Mapping[str, type[S]], given: Any) -> dict[str, S]:
     none. kind: what an error calls a part."""
     if not isinstance(given, dict):
         raise NOT_A_SECTION
-    others = [((str(name),), unknown(kind, name, known)) for name in given if name not in known]
+    others = [Mistake(str(name), unknown(kind, name, known)) for name in given if name not in known]
     found, errors = {}, [_again(error) for error in refused(others, "unknown_part").errors()]
     for name, section in known.items():
         if given.get(name) is None:

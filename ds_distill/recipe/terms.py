@@ -336,9 +336,9 @@ class _Losses:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_wrap_validator_function(
-            lambda given, _: _some(given),
-            a_key_each(TERMS, handler),
+        return core_schema.no_info_plain_validator_function(
+            _some,
+            json_schema_input_schema=a_key_each(TERMS, handler),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda losses: {name: term.as_written() for name, term in losses.items()}
             ),

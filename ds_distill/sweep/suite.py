@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.errors import Mistake, UserError, did_you_mean
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import name_of, validate
 from ds_distill.recipe.schema import Seed
-from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
+from ds_distill.recipe.section import Count, Name, Section, refused
 from ds_distill.recipe.tasks import Task
 from ds_distill.recipe.text import read
 from ds_distill.recipe.training import Training
@@ -96,13 +96,12 @@ class Suite(Section):
     def _training_mistakes(self) -> Iterator[Mistake]:
         for name in self.task_training.keys() - self.tasks.keys():
             known = ", ".join(self.tasks)
-            yield ("task_training", name), f"there is no such task. There is: {known}"
+            yield Mistake(f"task_training.{name}", f"there is no such task. There is: {known}")
         tried = self.grid.model_dump(exclude_none=True).keys()
-        sections: list[tuple[tuple[str, ...], Training]] = [(("training",), self.training)]
-        sections += [(("task_training", name), one) for name, one in self.task_training.items()]
-        for where, training in sections:
+        sections = {f"task_training.{name}": one for name, one in self.task_training.items()}
+        for where, training in {"training": self.training, **sections}.items():
             for key in sorted(tried & training.model_fields_set):
-                yield (*where, key), f"stands in the grid as well, grid.{key}: keep one"
+                yield Mistake(f"{where}.{key}", f"stands in the grid as well, grid.{key}: keep one")
 
     def _group_mistakes(self) -> Iterator[Mistake]:
         seen: dict[str, str] = {}  # task -> group
@@ -110,14 +109,16 @@ class Suite(Section):
             for task in tasks:
                 if task not in self.tasks:
                     known = ", ".join(self.tasks)
-                    yield ("groups", group), f"there is no task {task!r}. There is: {known}"
+                    yield Mistake(
+                        f"groups.{group}", f"there is no task {task!r}. There is: {known}"
+                    )
                 elif task in seen:
                     what = f"task {task!r} is in group {seen[task]!r} as well: keep it in one"
-                    yield ("groups", group), what
+                    yield Mistake(f"groups.{group}", what)
                 seen[task] = group
         for task in self.tasks if self.groups else ():
             if task not in seen:
-                yield ("groups",), f"no group has task {task!r}: put it into one"
+                yield Mistake("groups", f"no group has task {task!r}: put it into one")
 
     def weights(self) -> dict[str, dict[str, float]]:
         """What each task counts in the `mean` and, where there are groups, in the `macro` mean."""
