@@ -224,9 +224,9 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
     if "enum" in value:
         return ", ".join(f"`{item}`" for item in value["enum"])
     if "anyOf" in value:
-        item, *more = (each for each in value["anyOf"] if each.get("type") != "null")
-        if more and more[0].get("items") == item:
-            return f"{type_of(item, links)}; or a list of them"
+        item, *more = forms = [each for each in value["anyOf"] if each.get("type") != "null"]
+        if more and forms[-1].get("items") in (item, {"anyOf": forms[:-1]}):
+            return f"{type_of(forms[-1]['items'], links)}; or a list of them"
         sections = len(choices(value))
         if sections > 1:  # a name alone, which stands for a section, is among the links
             more = [each for each in more if "const" not in each]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from jinja2 import Template
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ds_distill.recipe.data import Columns, Data
@@ -69,15 +71,17 @@ class TaskSettings(Part):
     that cannot have such a head."""
     pipeline: ClassVar[str]
     """The pipeline of transformers that a model of it runs in."""
-    imports: ClassVar[str] = "pipeline"
-    """What of transformers `usage` needs."""
+    usage_of: ClassVar[str]
+    """The template of `usage`: a file of the folder of that name beside this one, or its path."""
 
     _location: str = PrivateAttr("task")
 
-    def usage(self, pairs: bool) -> list[str]:
-        """Lines of Python that use a student in its folder. pairs: whether its examples are pairs
-        of texts."""
-        raise NotImplementedError
+    def usage(self, pairs: bool) -> str:
+        """Python that uses a student in its folder. pairs: whether its examples are pairs of
+        texts."""
+        file = Path(__file__).with_name("usage") / self.usage_of
+        template = Template(file.read_text(encoding="utf-8"))
+        return template.render(task=self, pairs=pairs, letter=LETTER_WITHOUT_BLANKS)
 
     @property
     def given_labels(self) -> list[str] | None:
@@ -182,18 +186,7 @@ class Classifier(LabelledTask):
     """A task whose models classify a text."""
 
     heads, noun, pipeline = ("ForSequenceClassification",), "classifier", "text-classification"
-    scores: ClassVar[str] = ""
-    """Which of them the pipeline gives, as its argument."""
-
-    def usage(self, pairs: bool) -> list[str]:
-        call = f"{example_text(pairs)}, {self.scores}truncation=True, max_length={self.max_length}"
-        return ['classify = pipeline("text-classification", model=".")', f"classify({call})"]
-
-
-def example_text(pairs: bool) -> str:
-    """Python for a long text as transformers' pipeline takes it, or for a pair with one."""
-    text = '"a text of any length " * 1000'
-    return f'{{"text": {text}, "text_pair": "the second text"}}' if pairs else text
+    usage_of = "text-classification.jinja"
 
 
 class SingleLabel(Classifier):
@@ -215,7 +208,6 @@ class MultiLabel(Classifier):
     runs, over = "ds_distill.tasks.multi_label:MultiLabelKind", "labels"
     problem = "multi_label_classification"
     other_problems = ("single_label_classification", "regression")
-    scores = "top_k=None, "
 
     type: Literal["multi-label"] = "multi-label"
     metric: Annotated[MetricSettings, one_metric("labels"), COMPARED] = MicroF1.Settings()
@@ -235,16 +227,10 @@ class Regression(TaskSettings):
         "text-classification",
     )
     outputs, problem, label_term = 1, "regression", "mse"
+    usage_of = "text-classification.jinja"
 
     type: Literal["regression"] = "regression"
     metric: Annotated[MetricSettings, one_metric("numbers"), COMPARED] = Pearson.Settings()
-
-    def usage(self, pairs: bool) -> list[str]:
-        """On a text of any length. The pipeline calls the number a score."""
-        return [
-            'predict = pipeline("text-classification", model=".")',
-            f"predict({example_text(pairs)}, truncation=True, max_length={self.max_length})",
-        ]
 
 
 LETTER_WITHOUT_BLANKS = (
@@ -290,6 +276,7 @@ class TokenClassification(WordTask, LabelledTask):
     predicts: ClassVar[Predicts] = "tag"
 
     runs, over = "ds_distill.tasks.token_classification:TokenClassificationKind", "words"
+    usage_of = "token-classification.jinja"
 
     type: Literal["token-classification"] = "token-classification"
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
@@ -298,13 +285,6 @@ class TokenClassification(WordTask, LabelledTask):
     """The tokens of a word that fine-tune phases train on its tag (Rohanian et al. 2022: all).
     Teachers and student meet at first ones, and predictions and scores are of these, either way."""
     metric: Annotated[MetricSettings, one_metric("words"), COMPARED] = EntityF1.Settings()
-
-    def usage(self, pairs: bool) -> list[str]:
-        return [
-            'tag = pipeline("token-classification", model=".", aggregation_strategy="first")',
-            f"tag.tokenizer.model_max_length = {self.max_length}  # it reads long texts in windows",
-            f'tag("a text of any length " * 1000, stride={self.overlap})',
-        ]
 
 
 class Untagged(TokenClassification):
@@ -325,7 +305,7 @@ class CharacterSpans(WordTask):
     predicts = "tag"
 
     runs, over = "ds_distill.tasks.character_spans:CharacterSpansKind", "characters"
-    imports = "AutoModelForTokenClassification, AutoTokenizer"
+    usage_of = "character-spans.jinja"
 
     type: Literal["character-spans"] = "character-spans"
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384
@@ -337,36 +317,6 @@ class CharacterSpans(WordTask):
     def given_labels(self) -> list[str]:
         """The tags of words, which no recipe chooses."""
         return list(SPAN_TAGS)
-
-    def usage(self, pairs: bool) -> list[str]:
-        """transformers' pipeline takes one text: the words in answers, by hand."""
-        return [
-            "from tokenizers import Regex, pre_tokenizers",
-            "",
-            f"letter = Regex(r'{LETTER_WITHOUT_BLANKS}')",
-            'alone = pre_tokenizers.Split(letter, "isolated")',
-            "both = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), alone])",
-            "cut = both.pre_tokenize_str",
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
-            'model = AutoModelForTokenClassification.from_pretrained(".")',
-            'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
-            "words = cut(context)",
-            "windows = tokenizer(",
-            "    [word for word, _ in cut(question)], [word for word, _ in words],",
-            '    is_split_into_words=True, truncation="only_second",',
-            "    return_overflowing_tokens=True,",
-            f"    max_length={self.max_length}, stride={self.overlap}, padding=True,",
-            '    return_tensors="pt",',
-            ")",
-            'del windows["overflow_to_sample_mapping"]',
-            "inside = {}  # by the first token of each word",
-            "tags = model(**windows).logits.argmax(dim=2).tolist()",
-            "for of_tokens, window in zip(tags, windows.encodings):",
-            "    for token, part in enumerate(window.sequence_ids):",
-            "        if part == 1:",
-            "            inside.setdefault(window.word_ids[token], of_tokens[token])",
-            "print([word for number, (word, _) in enumerate(words) if inside.get(number)])",
-        ]
 
 
 class ExtractiveQA(TaskSettings):
@@ -383,7 +333,7 @@ class ExtractiveQA(TaskSettings):
     heads, noun = ("ForQuestionAnswering",), "model for extractive questions"
     checks_model = "ds_distill.models.configuration:check_question_answerer"
     pipeline = "question-answering"
-    imports = "AutoModelForQuestionAnswering, AutoTokenizer"
+    usage_of = "extractive-qa.jinja"
 
     type: Literal["extractive-qa"] = "extractive-qa"
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384
@@ -418,30 +368,6 @@ class ExtractiveQA(TaskSettings):
         own = {"max_answer_len": self.max_answer_length, "doc_stride": self.overlap}
         return {**super().reading, **own}
 
-    def usage(self, pairs: bool) -> list[str]:
-        """transformers has no pipeline for questions any more: the best span, by hand."""
-        return [
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
-            'model = AutoModelForQuestionAnswering.from_pretrained(".")',
-            'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
-            "windows = tokenizer(",
-            '    question, context, truncation="only_second", return_overflowing_tokens=True,',
-            f"    max_length={self.max_length}, stride={self.overlap}, padding=True,",
-            '    return_tensors="pt",',
-            ")",
-            'del windows["overflow_to_sample_mapping"]',
-            "logits, best = model(**windows).to_tuple()[:2], (float('-inf'), 0, 0)",
-            "found = [of_side.tolist() for of_side in logits]",
-            "for starts, ends, window in zip(*found, windows.encodings):",
-            "    tokens = [i for i, part in enumerate(window.sequence_ids) if part == 1]",
-            "    for i in tokens:",
-            f"        near = [j for j in tokens if i <= j < i + {self.max_answer_length}]",
-            "        j = max(near, key=lambda j: ends[j])",
-            "        score = starts[i] + ends[j]",
-            "        best = max(best, (score, window.offsets[i][0], window.offsets[j][1]))",
-            "print(context[best[1]:best[2]])",
-        ]
-
 
 class MaskSettings(Section):
     """Which tokens are masked. A token that a teacher does not know always is, and shown as the
@@ -470,6 +396,7 @@ class MaskedLM(TaskSettings):
     predicts = "token"
 
     runs, over = "ds_distill.tasks.masked_lm:MaskedLMKind", "masked tokens"
+    usage_of = "fill-mask.jinja"
     needs = Needs(same_tokens=True)
     heads, noun, pipeline = ("ForMaskedLM", "BertForPreTraining"), "masked-LM", "fill-mask"
     checks_model = "ds_distill.models.configuration:check_masked_lm"
@@ -500,15 +427,6 @@ class MaskedLM(TaskSettings):
             f"a cache holds a number of mask variants of each example. Set {self.location}.masking."
             "variants, e.g. to the number of epochs: epoch e takes number e mod variants."
         )
-
-    def usage(self, pairs: bool) -> list[str]:
-        """On a text longer than the model's maximum. It fills a pair as it fills one text."""
-        options = f'{{"truncation": True, "max_length": {self.max_length}}}'
-        return [
-            'fill = pipeline("fill-mask", model=".")',
-            'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
-            f"fill(text, tokenizer_kwargs={options})",
-        ]
 
 
 def metric_of(task: TaskSettings) -> MetricClass:

@@ -71,7 +71,7 @@ def how_to_load(task: TaskSettings, results: dict[str, Any]) -> list[str]:
         model["output"] == results["student"] and model.get("pairs", False)
         for model in trained_models(results)
     )
-    return [f"from transformers import {task.imports}", "", *task.usage(on_pairs)]
+    return task.usage(on_pairs).splitlines()
 
 
 # ----------------------------------------------------------------------------- its figures
