@@ -10,7 +10,7 @@ from ds_distill.errors import Mistake, UserError
 from ds_distill.files import why_unwritable
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.lineage import StepContext, context_of, steps
+from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.part import Part
 from ds_distill.recipe.phases import Cache, Expertise, PhaseSettings
 from ds_distill.recipe.policies import Routing
@@ -21,10 +21,10 @@ from ds_distill.recipe.terms import LayeredTerm, RowTerm, SoftenedTerm
 def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What is wrong with each phase, without what only follows from another mistake."""
     for step in steps(recipe):
-        yield from _mistakes_of(step.phase, context_of(step))
+        yield from _mistakes_of(step.phase, step)
 
 
-def _mistakes_of(phase: PhaseSettings, here: StepContext) -> Iterator[Mistake]:
+def _mistakes_of(phase: PhaseSettings, here: Step) -> Iterator[Mistake]:
     yield from _list_mistakes(phase, here.location)
     yield from phase.mistakes(here)
     unmet = list(_unmet(phase, here, "Take the phase out."))
@@ -35,13 +35,13 @@ def _mistakes_of(phase: PhaseSettings, here: StepContext) -> Iterator[Mistake]:
     yield from _other_heads(phase, here)
 
 
-def _other_heads(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
+def _other_heads(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
     """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
     words they may know some of the tags, which their labels tell."""
     if not phase.runs_teachers or phase.makes == "evaluation":
         return
     for teacher in context.teachers:
-        head = context.step.model(teacher).head or context.task_name
+        head = context.model(teacher).head or context.task_name
         if not context.recipe.takes_head(context.task_name, head):
             yield Mistake(
                 context.location,
@@ -61,7 +61,7 @@ def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[Mistake]:
                 yield Mistake(f"{location}.{key}", f"{item!r} stands twice. Keep it once.")
 
 
-def _unmet(part: Part, context: StepContext, remedy: str) -> Iterator[Mistake]:
+def _unmet(part: Part, context: Step, remedy: str) -> Iterator[Mistake]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
@@ -97,15 +97,15 @@ def _unmet(part: Part, context: StepContext, remedy: str) -> Iterator[Mistake]:
             f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
             f"{name}.",
         )
-    elif needs.expertise and context.step.expertise is None:
+    elif needs.expertise and context.expertise is None:
         yield Mistake(
             location,
             f"{name} needs what an expertise phase learns of the teachers as "
             "they are then. Add - expertise: {split: validation} before it (after the last "
             "fine-tuning of a teacher).",
         )
-    elif needs.expertise and context.step.phase.followed is not None:
-        fits = context.step.expertise
+    elif needs.expertise and context.phase.followed is not None:
+        fits = context.expertise
         if fits is not None and fits.phase.leaves_out_teachers:
             yield Mistake(
                 location,
@@ -115,13 +115,13 @@ def _unmet(part: Part, context: StepContext, remedy: str) -> Iterator[Mistake]:
             )
 
 
-def _part_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
+def _part_mistakes(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
-        held = context.step.held(split)
+        held = context.held(split)
         live = any(part.all_needs().live_teachers for _, part in phase.parts())
-        if held is None and not context.step.may_be_cached and not live:
+        if held is None and not context.may_be_cached and not live:
             yield Mistake(
                 context.location,
                 "teachers=cached, and no cache phase before it holds the "
@@ -178,7 +178,7 @@ def _remedy(part: Part, phase: PhaseSettings, task: TaskSettings) -> str:
 
 
 def _cache_mistakes(
-    part: Part, context: StepContext, held: Cache, split: str, phase: str
+    part: Part, context: Step, held: Cache, split: str, phase: str
 ) -> Iterator[Mistake]:
     """What a part reads and the cache does not hold.
 
@@ -201,7 +201,7 @@ def _cache_mistakes(
             f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
             f"{phase}.teachers=live.",
         )
-    if needs.fitted_states and context.step.fitted_states and -1 not in held.hidden:
+    if needs.fitted_states and context.fitted_states and -1 not in held.hidden:
         reads = "reads" if part.runs else "may choose the gate, which reads"
         yield Mistake(
             location,
@@ -229,7 +229,7 @@ def _cache_mistakes(
         )
 
 
-def _of_mixed_tokens(location: str, context: StepContext) -> Mistake:
+def _of_mixed_tokens(location: str, context: Step) -> Mistake:
     """What mixes teachers reads their logits: of every token they are [tokens, vocabulary] of each,
     which a lone teacher's never are."""
     count = len(context.teachers)
@@ -246,7 +246,7 @@ def _that_keep_logits() -> str:
     return " or ".join(name for name, codec in CODECS.items() if codec.keeps_logits)
 
 
-def file_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistake]:
+def file_mistakes(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
     """Phases that train such a teacher, read its states or attention, or have a task of which it
     can say nothing."""
     files = context.recipe.from_files
@@ -269,7 +269,7 @@ def file_mistakes(phase: PhaseSettings, context: StepContext) -> Iterator[Mistak
     if not has_files(task):
         yield Mistake(
             f"teachers.{asked[0]}.predictions",
-            f"phase {context.step.name!r} is of "
+            f"phase {context.name!r} is of "
             f"{task.location}.type={task.type}, and a file is read for texts or words with "
             "labels, and for numbers. Give a model.",
         )

@@ -3,7 +3,7 @@ what the phases before have kept of the teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ds_distill.recipe.context import Context, Model
@@ -13,7 +13,7 @@ from ds_distill.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Context):
     """A phase when its turn comes. One with a mistake counts as corrected for those after it."""
 
     recipe: Recipe = field(repr=False)
@@ -21,25 +21,10 @@ class Step:
     name: str
     earlier: Sequence[Step] = field(repr=False)
     """Of all phases before it, in order."""
-    found: Mapping[str, Model]
-    """By name: the models that these have made."""
 
     @property
     def phase(self) -> PhaseSettings:
         return self.recipe.phases[self.number]
-
-    @property
-    def task_name(self) -> str:
-        return self.recipe.task_name(self.phase)
-
-    @property
-    def teachers(self) -> list[str]:
-        """Names of the models that teach in it."""
-        return self.recipe.teachers_of(self.phase)
-
-    def model(self, name: str) -> Model:
-        """What it finds under a name; without a mistake in the recipe there is one."""
-        return self.found.get(name, Model(name, name))
 
     def left(self) -> dict[str, Model]:
         """By name: the models that phases up to this one have made."""
@@ -106,37 +91,25 @@ class Step:
         return all(self.model(name) == earlier.model(name) for name in names)
 
 
-@dataclass(frozen=True)
-class StepContext(Context):
-    """The same, and the step itself."""
-
-    step: Step
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.step.recipe
-
-
-def context_of(step: Step) -> StepContext:
-    """Of the rules of a step's phase."""
-    recipe = step.recipe
-    return StepContext(
-        f"phases.{step.name}",
-        step.task_name,
-        recipe.tasks_by_name[step.task_name],
-        step.teachers,
-        list(recipe.teachers),
-        step.found,
-        recipe.phase_names(),
-        step,
-    )
-
-
 def steps(recipe: Recipe) -> list[Step]:
     """Of each phase, in order."""
     found: list[Step] = []
-    for number, name in enumerate(recipe.phase_names()):
-        found.append(Step(recipe, number, name, tuple(found), found[-1].left() if found else {}))
+    names = recipe.phase_names()
+    for number, (name, phase) in enumerate(zip(names, recipe.phases, strict=True)):
+        step = Step(
+            f"phases.{name}",
+            recipe.task_name(phase),
+            recipe.task_of(phase),
+            recipe.teachers_of(phase),
+            list(recipe.teachers),
+            found[-1].left() if found else {},
+            names,
+            recipe,
+            number,
+            name,
+            tuple(found),
+        )
+        found.append(step)
     return found
 
 
