@@ -1,7 +1,7 @@
-"""The command line: one thin function per command, in `commands` or a file of its own.
+"""The command line: one thin function per command.
 
-`options` has arguments that they share, `loading` reading a recipe with all its mistakes, how a run
-ends. Imports that take time are inside the functions.
+`options` has the arguments that they share, `loading` reading a recipe, how a run ends. Imports
+that take time are inside the functions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import errno
 import os
 import sys
 
-from ds_distill.cli.commands import app
+from ds_distill.cli import cache, commands, results, sweep  # noqa: F401
+from ds_distill.cli.options import app
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import is_disk_full
 from ds_distill.process.identity import get_world_size, heed_slurm, is_rank

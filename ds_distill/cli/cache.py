@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ds_distill.cli.loading import execute_recipe
-from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_options
+from ds_distill.cli.options import CacheArgument, FolderOption, Given, app, command
 from ds_distill.errors import UserError
 from ds_distill.launch import LaunchOptions, Work, launch
 from ds_distill.process.identity import get_rank, get_world_size
@@ -21,10 +21,10 @@ cache_app = typer.Typer(
     help="Cache teacher signals: run the teachers once, train any number of students from it.",
     no_args_is_help=True,
 )
+app.add_typer(cache_app, name="cache")
 
 
-@cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
-@with_options
+@command("ds-distill cache build my.yaml --num-gpus 8", cache_app, name="build")
 def cache_build(
     given: Given,
     folder: FolderOption = None,
@@ -67,7 +67,7 @@ def cache_build(
         shutil.rmtree(run_folder.path, ignore_errors=True)  # what it made lies in the cache
 
 
-@cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
+@command("ds-distill cache verify runs/quickstart", cache_app, name="verify")
 def cache_verify(folder: CacheArgument) -> None:
     """Check every byte of a cache against its checksums."""
     from ds_distill.cache.inspect import caches_in
@@ -78,7 +78,7 @@ def cache_verify(folder: CacheArgument) -> None:
         say(f"{path}: all checksums match")
 
 
-@cache_app.command("info", epilog="Example: ds-distill cache info runs/quickstart")
+@command("ds-distill cache info runs/quickstart", cache_app, name="info")
 def cache_info(folder: CacheArgument) -> None:
     """Show what a cache holds, of which teachers, and how large it is."""
     from ds_distill.cache.inspect import caches_in, describe

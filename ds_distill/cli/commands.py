@@ -1,8 +1,10 @@
-"""`ds-distill`: one thin function per command."""
+"""`ds-distill`: a recipe's commands, one thin function each."""
 
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +12,6 @@ from typing import Annotated
 import typer
 
 from ds_distill import __version__
-from ds_distill.cli.cache import cache_app
-from ds_distill.cli.evaluate import evaluate
-from ds_distill.cli.export import export
-from ds_distill.cli.init import init
 from ds_distill.cli.loading import (
     execute_recipe,
     go_offline,
@@ -21,42 +19,31 @@ from ds_distill.cli.loading import (
     phases_until,
     print_reading,
     quiet_libraries,
-    text_output,
     write_json_output,
 )
 from ds_distill.cli.options import (
     FolderOption,
     Given,
+    Overrides,
     Resumable,
     ResumeOption,
-    with_options,
+    SmallOption,
+    app,
+    command,
 )
-from ds_distill.cli.profile import profile
-from ds_distill.cli.push import push
-from ds_distill.cli.report import report
-from ds_distill.cli.suite import suite
-from ds_distill.cli.sweep import sweep
 from ds_distill.errors import UserError
+from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.launch import LaunchOptions, Work
 from ds_distill.launch import launch as launch_ranks
 from ds_distill.process.activity import announced
-from ds_distill.process.identity import get_rank
+from ds_distill.process.identity import get_rank, get_world_size
+from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
 
 UntilOption = Annotated[
     str | None,
     typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
 ]
-
-app = typer.Typer(
-    name="ds-distill",
-    help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-)
-
-app.add_typer(cache_app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,11 +64,7 @@ def _options(
     pass
 
 
-@app.command(
-    cls=Resumable,
-    epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1",
-)
-@with_options
+@command("ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1", cls=Resumable)
 def run(
     given: Given,
     folder: FolderOption = None,
@@ -104,6 +87,8 @@ def run(
     first = None if until is None else phases_until(loaded, until)
     execute_recipe(loaded, path, resume=resume, first=first)
     if push_to_hub is not None and get_rank() == 0:
+        from ds_distill.cli.results import push
+
         try:
             push(path, push_to_hub)
         except UserError as error:
@@ -111,13 +96,85 @@ def run(
             raise UserError(f"{error} The run is finished; {again}") from error
 
 
-app.command(
-    epilog="Example: ds-distill init tickets --teacher models/bert --teacher models/roberta"
-)(with_options(init))
+@dataclass(frozen=True)
+class AboutData:
+    """What the data are, where it is not to be guessed."""
+
+    task: Annotated[
+        str | None, typer.Option(help="task.type.", show_default="guessed from the columns")
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="The text's column; twice for pairs."),
+    ] = None
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None
 
 
-@app.command(
-    epilog="Example: ds-distill quickstart --folder runs/first-try",
+@command("ds-distill init tickets --teacher models/bert --teacher models/roberta")
+def init(
+    data: Annotated[
+        Path,
+        typer.Argument(help="A folder with a file per split, or one file: as task.data.path."),
+    ],
+    about: AboutData,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR", help="A teacher's folder or hub id; may be given several times."
+        ),
+    ] = None,
+    student: Annotated[
+        str | None,
+        typer.Option(
+            help="The student's folder or hub id.",
+            show_default="some of the first teacher's layers",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The recipe to write.", show_default="DATA's name.yaml")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a first recipe for your data and teachers, with a comment on each guess.
+
+    The columns are guessed from their names and labels, the labels come from teachers and data, the
+    length from the texts. Where it cannot be told, a message says which option decides.
+    """
+    target = output or Path(f"{data.resolve().name.split('.')[0]}.yaml")
+    if target.exists() and not force:
+        raise UserError(f"{target}: is there already. Name another file with --output, or --force.")
+    if not data.exists():
+        raise UserError(f"{data}: no such file or folder.")
+    teachers = teacher or [DEFAULT_TEACHER]
+    go_offline([*teachers, *([student] if student else [])])
+    import_without_torch()
+    quiet_libraries()
+    from ds_distill.files import write_text
+    from ds_distill.init.guess import DataOptions, guess
+    from ds_distill.init.recipe import recipe_text
+    from ds_distill.recipe.tasks import TASKS
+
+    if about.task is not None and about.task not in TASKS:
+        raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
+    found = guess(data, DataOptions(about.task, about.text or (), about.label))
+    for sentence in found.notes:
+        say(sentence)
+    made = recipe_text(found, str(data), teacher or [], student)
+    write_text(target, made)
+    say(f"\n{made}\nWritten to {target}.")
+    if not teacher:
+        say(
+            f"No --teacher was named: {DEFAULT_TEACHER} is fine-tuned first, 355 million "
+            "parameters. Without a GPU that takes days: name a small one there, such as "
+            "--teacher google/bert_uncased_L-4_H-256_A-4."
+        )
+    say("Next:")
+    for then in ("check", "plan", "run"):
+        say(f"  ds-distill {then} {target}")
+
+
+@command(
+    "ds-distill quickstart --folder runs/first-try",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def quickstart(context: typer.Context) -> None:
@@ -128,21 +185,7 @@ def quickstart(context: typer.Context) -> None:
     app(["run", "quickstart", *context.args], prog_name="ds-distill", standalone_mode=False)
 
 
-app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
-    with_options(sweep)
-)
-
-
-app.command(
-    epilog="Example: ds-distill suite compact-biomedical runs/mine runs/other data_folder=data "
-    "--reference other --jobs 4"
-)(with_options(suite))
-
-
-@app.command(
-    cls=Resumable, epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16"
-)
-@with_options
+@command("ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16", cls=Resumable)
 def launch(
     given: Given,
     folder: FolderOption = None,
@@ -171,8 +214,7 @@ def launch(
     launch_ranks(Work(loaded, run_folder, command, result, resume), options)
 
 
-@app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
-@with_options
+@command("ds-distill check my.yaml task.data.path=my/data")
 def check(given: Given) -> None:
     """Find all mistakes in a recipe, its data and models, before anything starts."""
     try:
@@ -196,7 +238,7 @@ def check(given: Given) -> None:
         say(f"Note: {note}")
 
 
-@app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
+@command("ds-distill recipes quickstart > my.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME")] = None,
     schema: Annotated[
@@ -221,8 +263,7 @@ def recipes(
         say(f"{name:<{width}}  {load_recipe(name).description}{small}")
 
 
-@app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
-@with_options
+@command("ds-distill route my.yaml --folder runs/my-run")
 def route(
     given: Given,
     folder: FolderOption = None,
@@ -240,79 +281,7 @@ def route(
     compare_policies(loaded, folder or Path("runs") / loaded.name)
 
 
-@app.command(epilog="Example: ds-distill status runs/my-run")
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-) -> None:
-    """What came of a run, and what to do next.
-
-    Exit codes: 0 it is finished; 3 it runs; 75 it can go on; 2 or 1 it has failed, as its own.
-    """
-    from ds_distill.run.folder import RunFolder
-
-    code, text = RunFolder(folder).status()
-    say(text)
-    raise typer.Exit(code)
-
-
-app.command(
-    epilog="Example: ds-distill evaluate runs/mine my.yaml --split test; "
-    "ds-distill evaluate google-bert/bert-base-uncased my.yaml --task sentiment"
-)(evaluate)
-app.command(epilog="Example: ds-distill export runs/mine --onnx --int8")(with_options(export))
-app.command(epilog="Example: ds-distill push runs/mine me/tickets-student --dry-run")(push)
-app.command(epilog="Example: ds-distill report runs/first runs/second --output both.html")(report)
-
-
-@app.command(epilog="Example: ds-distill predict runs/quickstart texts.txt > predictions.jsonl")
-def predict(
-    model: Annotated[
-        str, typer.Argument(metavar="STUDENT", help="A run's folder, a model's, or a hub id.")
-    ],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="jsonl, csv, tsv, parquet, conll or txt, plain or gzip; - is standard input: an "
-            "object of JSON or a text on each line."
-        ),
-    ],
-    output: Annotated[
-        Path | None, typer.Option(help="The file to write.", show_default="standard output")
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of the text, or of the question.",
-            show_default="text, tokens, question or text_a",
-        ),
-    ] = None,
-    text_b: Annotated[
-        str | None, typer.Option(help="Column of the second text of a pair, or of the context.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
-) -> None:
-    """Label the texts of a file, or answer its questions: a line of JSON each, the row with its
-    prediction."""
-    if output is not None and output.is_file() and file.is_file() and output.samefile(file):
-        raise UserError(f"--output {output}: is the file of the texts. Name another one.")
-    go_offline([model])
-    with text_output(output) as target:
-        quiet_libraries()
-        from ds_distill.predictors.file import predict_file
-
-        predict_file(
-            model,
-            file,
-            target,
-            text=text,
-            text_b=text_b,
-            batch_size=batch_size,
-            progress=partial(say, error=True),
-        )
-
-
-@app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100")
-@with_options
+@command("ds-distill plan my.yaml --gpus 8 --gpu h100")
 def plan(
     given: Given,
     gpus: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.")] = 1,
@@ -346,6 +315,114 @@ def plan(
         write_json_output(json, made.to_json())
 
 
-app.command(epilog="Example: ds-distill profile quickstart; ds-distill profile runs/quickstart")(
-    profile
-)
+@command("ds-distill profile quickstart; ds-distill profile runs/quickstart")
+def profile(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN",
+            help="A recipe, whose trainings are measured; or a finished run's folder, whose models "
+            "are.",
+        ),
+    ],
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    steps: Annotated[
+        int, typer.Option(min=5, help="Optimizer steps of each training to measure.")
+    ] = 25,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to work in, new; removed again.", show_default="runs/NAME-profile"
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the profile to this file, too.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Of a run: draw its models' quality against latency (.svg)."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a Chrome trace (.json) of some steps, with memory; they are slower then. "
+            "Open it in ui.perfetto.dev."
+        ),
+    ] = None,
+) -> None:
+    """Where time and memory go: of each training, or of finished models.
+
+    Of a recipe each training runs for some steps, on few examples, as it would: the time of data,
+    each live teacher, routing, student, backward pass, communication and optimizer; tokens a
+    second, operations, memory. A launcher may start it on several ranks:
+    deepspeed --num_gpus 8 --module ds_distill profile RECIPE --folder FOLDER.
+
+    Of a run: size, latency, throughput and score of teachers and students.
+    """
+    from ds_distill.reporting.figure_files import check_figure
+
+    if figure is not None:
+        check_figure(figure)
+    if (Path(recipe) / "recipe.yaml").is_file():
+        _models(Path(recipe), json, figure)
+    else:
+        if figure is not None:
+            raise UserError(f"--figure {figure}: is of a finished run's models. Leave it out.")
+        _trainings(Given(recipe, overrides, small), steps, folder, json, trace)
+
+
+def _trainings(
+    given: Given,
+    steps: int,
+    folder: Path | None,
+    json: Path | None,
+    trace: Path | None,
+) -> None:
+    whole = given.load()
+    quiet_libraries()
+    import torch
+
+    from ds_distill.check.check import open_sources
+    from ds_distill.profiling.shorten import shortening, total_steps
+    from ds_distill.profiling.table import trainings_text
+    from ds_distill.profiling.trainings import profile_trainings
+    from ds_distill.run.environment import describe_environment
+
+    splits = {task: source.splits for task, source in open_sources(whole).items()}
+    short = given.load(more=shortening(whole, steps, splits))
+    ranks = get_world_size()
+    sentence = (
+        f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
+        "up, on few examples. What it says of their quality means nothing."
+    )
+    work = folder or Path("runs") / f"{short.name}-profile"
+    try:
+        found = profile_trainings(short, work, trace, partial(say, sentence, error=True))
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+    if not found:  # another rank than the first
+        return
+    say("\n" + trainings_text(found, ranks), end="")
+    if json is not None:
+        environment = describe_environment(ranks, "cuda" if torch.cuda.is_available() else "cpu")
+        trainings = [one.to_json() for one in found]
+        content = {"recipe": short.name, "environment": environment, "trainings": trainings}
+        write_json_output(json, content)
+
+
+def _models(run: Path, json: Path | None, figure: Path | None) -> None:
+    import torch
+
+    quiet_libraries()
+    from ds_distill.profiling.charts import plot_models
+    from ds_distill.profiling.models import profile_models
+    from ds_distill.profiling.table import models_text
+    from ds_distill.run.environment import describe_environment
+
+    found = profile_models(run, partial(say, error=True))
+    say("\n" + models_text(found), end="")
+    if json is not None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        models = [one.to_json() for one in found]
+        write_json_output(json, {"environment": describe_environment(1, device), "models": models})
+    if figure is not None:
+        plot_models(found, figure)

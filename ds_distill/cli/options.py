@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have.
+"""The command line, and arguments and options that several of its commands have.
 
 Those that belong together are a dataclass, which a command takes as one parameter.
 """
@@ -18,6 +18,14 @@ from ds_distill.cli.loading import load
 
 if TYPE_CHECKING:
     from ds_distill.recipe import Recipe
+
+app = typer.Typer(
+    name="ds-distill",
+    help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
@@ -114,7 +122,19 @@ class HowToRun:
     keep: KeepOption = False
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def command(
+    example: str, app: typer.Typer = app, **more: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function a command. more: as typer takes it."""
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(epilog=f"Example: {example}", **more)(_with_options(function))
+        return function
+
+    return make
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an argument or option for each field of parameters that are dataclasses."""
     own = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from ds_distill.cli.commands import app
+from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.predictors.file import predict_file
 from ds_distill.predictors.prediction import load_predictor, predict

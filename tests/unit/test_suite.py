@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.cli.suite import checkpoints_and_overrides
+from ds_distill.cli.sweep import checkpoints_and_overrides
 from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import dump_recipe, load_recipe
