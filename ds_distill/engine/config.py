@@ -144,5 +144,13 @@ def stages_of(config: dict[str, Any]) -> tuple[int, ...]:
     return (1, 2, 3) if dtype_name(config) == "float16" else (0, 1, 2, 3)
 
 
+def trains_alone(config: dict[str, Any], ranks: int) -> bool:
+    """Whether a rank trains with an optimizer of its own (engine/flat_adamw.py): where there is
+    nothing to shard, to scale in fp16, or to offload."""
+    offloads = "offload_optimizer" in config.get("zero_optimization", {})
+    half = dtype_name(config) == "float16"
+    return ranks == 1 and zero_stage(config) < 3 and not half and not offloads
+
+
 def zero_stage(config: dict[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))

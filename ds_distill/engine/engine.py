@@ -16,8 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import get_scheduler
 
-from ds_distill.engine.config import zero_stage
-from ds_distill.engine.internals import Traces, forget, spare_stage_0, trust_the_norm
+from ds_distill.engine.config import trains_alone, zero_stage
+from ds_distill.engine.flat_adamw import FlatAdamW
+from ds_distill.engine.internals import (
+    Traces,
+    forget,
+    leave_steps_to,
+    spare_stage_0,
+    trust_the_norm,
+    whole_copies,
+)
 from ds_distill.engine.placement import fit_bucket, stage3_config
 from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import (
@@ -91,6 +99,7 @@ class Engine:
         self._traces: Traces | None = None
         self._wishes_are_here: torch.cuda.Event | None = None
         self._frozen = frozen_weights(bundle) if optimizer and is_half(config) else {}
+        self._flat: FlatAdamW | None = None
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
@@ -101,6 +110,10 @@ class Engine:
             )
         if optimizer is not None:
             self._prepare(config)
+        alone = optimizer is not None and trains_alone(config, world.size)
+        looks = self._stage > 0 or is_half(config)  # as DeepSpeed does
+        if alone:
+            config = {**config, "zero_optimization": {"stage": 0}}
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
@@ -113,14 +126,18 @@ class Engine:
             )
         if self._stage == 3:
             self._traces = self._sharded()
-        if optimizer is not None and self._stage < 3:
+        elif alone:
+            groups, norm = self._groups, self._engine.gradient_clipping()
+            self._flat = FlatAdamW(self._engine.basic_optimizer, groups, norm, looks=looks)
+            leave_steps_to(self._flat, self._engine)
+        elif optimizer is not None:
             trust_the_norm(self._engine.optimizer)
-        self._reduces = self._stage != 0 or world.size > 1
-        if self._stage == 0:
-            spare_stage_0(self._engine, self._trained, self._reduces)
+            if self._stage == 0:
+                spare_stage_0(self._engine, self._trained)
 
     def _adamw(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
         starts, groups = weight_groups(self.bundle)
+        self._groups = [group.weights for group in groups]
         adamw = _adamw(groups, settings)
         self._rest = Rest(adamw, starts)
         return adamw
@@ -183,8 +200,6 @@ class Engine:
             # over all ranks, so the factor turns the average into a sum.
             with timed("backward"):
                 self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
-                if not self._reduces:
-                    self._fill_gradients()
             with timed("optimizer"):
                 self._engine.step()
             for name, part in parts.items():
@@ -245,13 +260,6 @@ class Engine:
             signals = self._said(some)
             for batch in some:
                 yield replace(batch, signals=signals.pop(0))
-
-    def _fill_gradients(self) -> None:
-        """As DeepSpeed's reduction would: weights that a loss reaches on no path have a gradient of
-        0, with which AdamW decays them as it does at other stages and on more ranks."""
-        for parameter in self._trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     def predict(
         self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
@@ -341,10 +349,13 @@ class Engine:
         """
         student = self.bundle.students[name]
         weights: dict[str, torch.Tensor] = {}
+        whole = whole_copies(self._engine)
         for name, parameter in student.named_parameters(remove_duplicate=False):
             value = self._frozen.get(parameter)
             if parameter.requires_grad:
-                value = safe_get_full_fp32_param(parameter)
+                value = whole.get(parameter)
+                if value is None:
+                    value = safe_get_full_fp32_param(parameter)
             if value is None:
                 value = self._whole(parameter)
             if self.world.is_main:

@@ -18,6 +18,8 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import (
 )
 from torch import nn
 
+from ds_distill.engine.flat_adamw import FlatAdamW
+
 
 def compile_nothing() -> None:
     """Prevent DeepSpeed from compiling its CPU collectives for tensor-parallel inference, which are
@@ -38,15 +40,20 @@ def trust_the_norm(optimizer: Any) -> None:
         optimizer.overflow_checker.check = lambda: False
 
 
-def spare_stage_0(engine: Any, trained: list[nn.Parameter], reduces: bool) -> None:
-    """Leave out what DeepSpeed does at stage 0 to no effect. In fp32 it goes through the weights of
-    the whole bundle to clip gradients and again to drop them, a sixth of a short step beside three
-    large teachers. And it copies all gradients into one tensor and back, for an all-reduce that
-    changes nothing where a rank is alone: 8% of a short step (docs/profiling.md).
+def leave_steps_to(optimizer: Any, engine: Any) -> None:
+    """Have an engine of one rank, at stage 0, step with an optimizer that clips gradients itself.
+    DeepSpeed would copy all gradients into one tensor and back, for an all-reduce that changes
+    nothing, and in bf16 has made an optimizer of its own, with a copy of all weights."""
+    engine.optimizer = optimizer
+    engine.enable_backward_allreduce = False
+    engine.zero_grad = optimizer.zero_grad
+    engine.clip_fp32_gradients = lambda: None
 
-    reduces: whether there are other ranks.
-    """
-    engine.enable_backward_allreduce = reduces
+
+def spare_stage_0(engine: Any, trained: list[nn.Parameter]) -> None:
+    """Leave out what DeepSpeed does at stage 0 to no effect: in fp32 it goes through the weights of
+    the whole bundle to clip gradients and again to drop them, a sixth of a short step beside three
+    large teachers."""
     engine.zero_grad = engine.optimizer.zero_grad
     engine.clip_fp32_gradients = lambda: nn.utils.clip_grad_norm_(
         trained, engine.gradient_clipping()
@@ -54,9 +61,11 @@ def spare_stage_0(engine: Any, trained: list[nn.Parameter], reduces: bool) -> No
 
 
 def whole_copies(engine: Any) -> dict[nn.Parameter, torch.Tensor]:
-    """What Adam updates for each parameter at stage 0: itself in fp32, a copy in bf16. Empty at
-    other stages, where Adam has shards of all parameters together."""
+    """What Adam updates for each parameter where it is in one piece, at stage 0 or of a lone rank:
+    itself in fp32, a copy in bf16. Empty where Adam has shards of all parameters together."""
     wrapper = engine.optimizer
+    if isinstance(wrapper, FlatAdamW):
+        return wrapper.masters()
     if isinstance(wrapper, torch.optim.AdamW):
         return {one: one for group in wrapper.param_groups for one in group["params"]}
     if not hasattr(wrapper, "fp32_groups"):

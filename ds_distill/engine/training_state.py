@@ -33,10 +33,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ds_distill.engine.flat_adamw import MOMENTS, FlatAdamW
 from ds_distill.engine.internals import link_states, loss_scaler, shards_of, whole_copies
 from ds_distill.models.bundle import Bundle
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 RESTED = "rested"
 """Metadata of a file since weights that no active term reads rest."""
@@ -55,9 +54,12 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
     adam = _adam(engine)
     link_states(engine.optimizer)
     whole, shards = whole_copies(engine), shards_of(engine)
+    is_flat = isinstance(engine.optimizer, FlatAdamW)
     for name, parameter in _trained(bundle):
         if parameter in whole:
-            found = {"weight": whole[parameter].detach(), **adam.state.get(whole[parameter], {})}
+            copy = whole[parameter]
+            own = engine.optimizer.state_of(parameter) if is_flat else adam.state.get(copy, {})
+            found = {"weight": copy.detach(), **own}
         else:
             found = {"weight": safe_get_full_fp32_param(parameter)}
             if step := adam.state[shards[parameter]].get("step"):
@@ -94,6 +96,7 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
                 f"{file} is of an earlier version, which updated weights that no term read yet"
             )
         whole, shards = whole_copies(engine), shards_of(engine)
+        is_flat = isinstance(engine.optimizer, FlatAdamW)
         adam.state.clear()
         for name, parameter in _trained(bundle):
             if parameter in shards and f"step/{name}" in names:
@@ -109,7 +112,10 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
                 if parameter in whole:
                     whole[parameter].copy_(weight)
                     parameter.copy_(weight)
-                    adam.state[whole[parameter]] = own
+                    if not is_flat:
+                        adam.state[whole[parameter]] = own
+                    elif own:
+                        engine.optimizer.set_state(parameter, own)
                 elif hasattr(parameter, "ds_id"):
                     _set_stage_3(parameter, weight, own)
                 else:

@@ -241,7 +241,7 @@ def main() -> None:
     take_paths_of_a_gpu(given.padded)
     world, tasks = World.start(), {}
     for task in ("classification", "masked-lm"):
-        setting = Narrow(task, "tiny", 8, 8, 1000, given.config)
+        setting = Narrow(task, "tiny", 4, 4, 1000, given.config)
         tasks[task] = measure(setting, world, given.rounds)
         for name, one in tasks[task].items():
             spread = f"{one['ratio']:.2f} ({one['p10']:.2f} to {one['p90']:.2f})"
