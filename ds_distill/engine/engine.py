@@ -225,10 +225,10 @@ class Engine:
             return steps
         self._to_train()
         moved = [[batch.to(self.world.device) for batch in step] for step in steps]
-        signals = iter(self._said([batch for step in moved for batch in step]))
+        signals = iter(self._teachers_read([batch for step in moved for batch in step]))
         return [[replace(batch, signals=next(signals)) for batch in step] for step in moved]
 
-    def _said(self, batches: list[Batch]) -> list[dict[str, Signals]]:
+    def _teachers_read(self, batches: list[Batch]) -> list[dict[str, Signals]]:
         """What live teachers say of each of some micro-batches, in one pass."""
         with torch.no_grad():
             return cast(list[dict[str, Signals]], self._forward("teachers", batches))
@@ -257,7 +257,7 @@ class Engine:
             return
         for start in range(0, len(micro_batches), self._together):
             some = micro_batches[start : start + self._together]
-            signals = self._said(some)
+            signals = self._teachers_read(some)
             for batch in some:
                 yield replace(batch, signals=signals.pop(0))
 

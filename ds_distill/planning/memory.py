@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ds_distill.engine.config import LAYERS_WHOLE
+from ds_distill.engine.config import LAYERS_WHOLE, trains_alone
 
 MASTER, MOMENTS = 4, 8
 """Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
@@ -35,6 +35,8 @@ class Zero:
     """Of sharded weights that are whole at a time, beside those of the module that runs."""
     max_reuse: int = 1_000_000_000
     """Weights that are used again before so many others stay whole."""
+    alone: bool = False
+    """Whether the rank has an optimizer of its own, see `trains_alone`."""
 
     @staticmethod
     def of(
@@ -62,7 +64,8 @@ class Zero:
             if key in zero and zero[key] != "auto"
         }
         stage = int(zero.get("stage", 0))
-        return Zero(stage, ranks, bytes_per_weight, resident, **{**bounds, **given})
+        alone = trains_alone(config, ranks)
+        return Zero(stage, ranks, bytes_per_weight, resident, **{**bounds, **given}, alone=alone)
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,12 @@ def training_states(
     teachers: of each live teacher the elements of its parameters.
     """
     numel, size = sum(map(sum, groups)), zero.bytes_per_weight
-    if zero.stage == 0:
+    if zero.stage == 0 or zero.alone:
+        flat = MASTER if zero.alone else 0  # gradients in fp32, beside those of a step
         return States(
             (numel + frozen) * size,
             {name: sum(weights) * size for name, weights in teachers.items()},
-            gradients=numel * size,
+            gradients=numel * (size + flat),
             optimizer=numel * (MOMENTS + (MASTER if size < 4 else 0)),
             buffers=min(numel, zero.reduce_bucket) * size if zero.ranks > 1 else 0,
         )

@@ -57,7 +57,7 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
     """
     share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
-    of_weights = len(numels) * OF_WEIGHT * device.launch
+    of_weights = 0.0 if zero.alone else len(numels) * OF_WEIGHT * device.launch
     return max(of_weights, moved / (device.bandwidth * OF_MEMORY))
 
 
@@ -65,6 +65,8 @@ def hook_seconds(
     zero: Zero, device: Device, weights: int, student_layers: int, teacher_layers: float
 ) -> float:
     """Of a step. weights: passes back through a trained weight; layers likewise, of all passes."""
+    if zero.alone:
+        return 0.0
     if zero.stage < 3:
         return weights * OF_WEIGHT * device.launch
     layers = student_layers * OF_STUDENT_LAYER + teacher_layers * OF_TEACHER_LAYER

@@ -52,6 +52,7 @@ PRIVATE = {
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
     "_current_frames": "sys: documented; where the threads of a rank that hangs are",
     "_flash_attention_forward": "torch: what varlen_attn calls, without its autograd layer",
+    "_foreach_copy_": "torch: many tensors in few kernels; its own optimizers and FSDP call it so",
     "_indices": "datasets: the rows of a selection, which it gathers one by one",
     "_lazy_init_hp_params_optimizer_state": "deepspeed: links parameters to Adam's states, which "
     "it does by itself only for one of its groups",

@@ -29,13 +29,13 @@ KL_ALONE = {"kl": {}}
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each pass of the teachers, how many micro-batches they read."""
     found: list[int] = []
-    said = Engine._said
+    said = Engine._teachers_read
 
     def noted(engine: Engine, batches: list[Batch]) -> Any:
         found.append(len(batches))
         return said(engine, batches)
 
-    monkeypatch.setattr(Engine, "_said", noted)
+    monkeypatch.setattr(Engine, "_teachers_read", noted)
     return found
 
 
