@@ -329,7 +329,7 @@ def profile(
     small: SmallOption = False,
     steps: Annotated[
         int, typer.Option(min=5, help="Optimizer steps of each training to measure.")
-    ] = 25,
+    ] = 24,
     folder: Annotated[
         Path | None,
         typer.Option(

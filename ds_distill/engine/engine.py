@@ -17,12 +17,11 @@ from torch import nn
 from transformers import get_scheduler
 
 from ds_distill.engine.config import trains_alone, zero_stage
-from ds_distill.engine.flat_adamw import FlatAdamW
 from ds_distill.engine.internals import (
     Traces,
     forget,
-    leave_steps_to,
     spare_stage_0,
+    step_alone,
     trust_the_norm,
     whole_copies,
 )
@@ -99,7 +98,6 @@ class Engine:
         self._traces: Traces | None = None
         self._wishes_are_here: torch.cuda.Event | None = None
         self._frozen = frozen_weights(bundle) if optimizer and is_half(config) else {}
-        self._flat: FlatAdamW | None = None
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
@@ -114,26 +112,24 @@ class Engine:
         looks = self._stage > 0 or is_half(config)  # as DeepSpeed does
         if alone:
             config = {**config, "zero_optimization": {"stage": 0}}
-        self._trained = [p for p in bundle.parameters() if p.requires_grad]
+        trained = [p for p in bundle.parameters() if p.requires_grad]
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
                 model=bundle,
-                model_parameters=self._trained or None,
+                model_parameters=trained or None,
                 optimizer=self._adamw(optimizer) if optimizer else None,
                 lr_scheduler=optimizer.scheduler if optimizer else None,
-                config=fit_bucket(config, self._trained),
+                config=fit_bucket(config, trained),
                 dist_init_required=False,
             )
         if self._stage == 3:
             self._traces = self._sharded()
         elif alone:
-            groups, norm = self._groups, self._engine.gradient_clipping()
-            self._flat = FlatAdamW(self._engine.basic_optimizer, groups, norm, looks=looks)
-            leave_steps_to(self._flat, self._engine)
+            step_alone(self._engine, self._groups, looks=looks)
         elif optimizer is not None:
             trust_the_norm(self._engine.optimizer)
             if self._stage == 0:
-                spare_stage_0(self._engine, self._trained)
+                spare_stage_0(self._engine, trained)
 
     def _adamw(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
         starts, groups = weight_groups(self.bundle)

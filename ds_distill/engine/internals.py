@@ -4,7 +4,7 @@ it does not document."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
@@ -40,11 +40,15 @@ def trust_the_norm(optimizer: Any) -> None:
         optimizer.overflow_checker.check = lambda: False
 
 
-def leave_steps_to(optimizer: Any, engine: Any) -> None:
-    """Have an engine of one rank, at stage 0, step with an optimizer that clips gradients itself.
-    DeepSpeed would copy all gradients into one tensor and back, for an all-reduce that changes
-    nothing, and in bf16 has made an optimizer of its own, with a copy of all weights."""
-    engine.optimizer = optimizer
+def step_alone(engine: Any, groups: Sequence[Sequence[nn.Parameter]], *, looks: bool) -> None:
+    """Have an engine of one rank, at stage 0, step with a `FlatAdamW`. DeepSpeed would copy all
+    gradients into one tensor and back, for an all-reduce that changes nothing, and in bf16 has made
+    an optimizer of its own, with a copy of all weights.
+
+    groups, looks: see `FlatAdamW`.
+    """
+    norm = engine.gradient_clipping()
+    engine.optimizer = optimizer = FlatAdamW(engine.basic_optimizer, groups, norm, looks=looks)
     engine.enable_backward_allreduce = False
     engine.zero_grad = optimizer.zero_grad
     engine.clip_fp32_gradients = lambda: None

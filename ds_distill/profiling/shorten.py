@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.phase import TrainingPhase
 from ds_distill.training.meter import WARM_UP_STEPS
 
-SAMPLE = 5
+SAMPLE = STEPS_AHEAD
 """Steps that are timed together: reading the clock after each would keep a GPU from running
-ahead."""
+ahead, and the first of a window has its teachers' pass."""
 
 _OTHER_EXAMPLES = 128
 """Of splits that no training reads."""

@@ -44,7 +44,7 @@ class Profiled:
     seconds: dict[str, float]
     """Of a step, by part: means."""
     quartiles: tuple[float, float]
-    """Seconds of a step: first and third quartile over samples of five."""
+    """Seconds of a step: first and third quartile over samples of SAMPLE."""
     beside: dict[str, float]
     """Seconds of what is not in every step, all together."""
     tokens: dict[str, float]

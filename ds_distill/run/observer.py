@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.files import new_file
 from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.timers import Timers
 from ds_distill.types import Batch
 
-TRACED = 3
-"""Steps of a training that are in its trace: its last ones."""
+TRACED = STEPS_AHEAD
+"""Steps of a training that are in its trace: its last ones, with a pass of live teachers."""
 
 
 @dataclass(frozen=True)

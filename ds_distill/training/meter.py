@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.engine.world import World
 from ds_distill.process.timers import Timers
 from ds_distill.run.timings import BESIDE
 
-WARM_UP_STEPS = 5
-"""First steps of a process, left out of throughput: caches and allocators are cold."""
+WARM_UP_STEPS = STEPS_AHEAD
+"""First steps of a process, left out of throughput: caches and allocators are cold. As many as
+teachers read at once, so that whole windows are counted."""
 
 
 class Meter:
