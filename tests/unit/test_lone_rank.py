@@ -46,6 +46,8 @@ def test_a_step_is_deepspeeds(
         assert float(unread.detach().max()) < 1.0
         found.append({**engine.student_weights(), "unread": unread.detach().float()})
         engine.close()
+        head = found[-1]["classifier.weight"]
+        assert (head != head.bfloat16().float()).any(), "published as it computes, rounded"
     assert losses[0] == pytest.approx(losses[1], rel=LIMITS[config[-4:]])
     limit = LIMITS[config[-4:]]
     for name, weight in found[1].items():
@@ -92,3 +94,20 @@ def test_who_trains_alone(stage: int, more: dict[str, object], ranks: int, alone
     if more.pop("offload", False):
         zero["offload_optimizer"] = {"device": "cpu"}
     assert trains_alone({"zero_optimization": zero, **more}, ranks) == alone
+
+
+def test_a_weight_without_a_gradient_has_one_of_0() -> None:
+    """Not the one of the step before."""
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
+    copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    adamw, plain = (torch.optim.AdamW(of, lr=0.1) for of in (weights, copies))
+    flat = FlatAdamW(adamw, [weights], 0.0, looks=False)
+    for has in ((True, True), (True, False), (False, True)):
+        for weight, copy, given in zip(weights, copies, has, strict=True):
+            weight.grad = torch.full_like(weight, 2.0) if given else None
+            copy.grad = torch.full_like(copy, 2.0 * given)
+        flat.step()
+        flat.zero_grad()
+        plain.step()
+    for weight, copy in zip(weights, copies, strict=True):
+        torch.testing.assert_close(weight, copy)

@@ -76,6 +76,24 @@ def test_live_teachers_run_once_a_step_at_stage_3() -> None:
     assert micro_batches_together(3, 1024, 8, 128) == 1
 
 
+@pytest.mark.parametrize(
+    ("stage", "micro_batch", "micro_steps", "signals", "steps"),
+    [
+        (1, 4, 8, None, 1),
+        (1, 4, 8, 1, 4),  # 16,384 tokens
+        (3, 4, 8, 1, 8),  # more would be an age for a stop
+        (3, 4, 8, 2**23, 4),  # 256 MiB of what they say
+        (3, 4, 8, 2**30, 1),
+        (1, 64, 8, 1, 0.25),  # a part of a step
+    ],
+)
+def test_how_many_steps_are_read_at_once(
+    stage: int, micro_batch: int, micro_steps: int, signals: int | None, steps: float
+) -> None:
+    found = micro_batches_together(stage, micro_batch, micro_steps, 128, signals)
+    assert found == steps * micro_steps
+
+
 def test_what_is_whole_at_a_time_is_bounded() -> None:
     """Three layers and the weight that passes that; a config's bound wins."""
     layers = [[1000, 10] for _ in range(24)]
