@@ -3,7 +3,7 @@ and the teachers that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -33,13 +33,13 @@ from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.recipe.phases import PHASES, Expertise, FineTune
+from ds_distill.recipe.phases import FineTune, PhaseSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
+from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.recipe.training import Training
 
 WORTH_A_NOTE = 0.05
@@ -69,11 +69,8 @@ class Data:
         if labels is None or not self._read:
             return found  # the rest is about labels, which may be others
         found += self._named_labels(labels)
-        found += self._focus(labels)
         found += class_mistakes(self.recipe, self.task_name, labels)
-        found += metric_mistakes(
-            self.recipe, self.task_name, labels, self._read, self._class_counts
-        )
+        found += self._metric(labels)
         found += self._pairs()
         found += named_teacher_mistakes(self.recipe, self.task_name, self.source, self._read)
         if not found and labels:
@@ -88,7 +85,7 @@ class Data:
         """
         return [
             *self.label_notes(teachers),
-            *self._class_notes(),
+            *class_notes(self.source, self._read, self._class_counts),
             *self._empty_texts(),
             *self._widened_spans(),
             *self._shared_examples(),
@@ -104,14 +101,15 @@ class Data:
         noun = "words" if self.task.predicts == "tag" else "examples"
         return count_lines(self.task.location, noun, self.source.labels, self._class_counts)
 
-    def _class_notes(self) -> Iterator[str]:
-        return class_notes(self.source, self._read, self._class_counts)
-
     @cached_property
     def _class_counts(self) -> dict[str, np.ndarray]:
         labels = self.source.labels
         counts = {split: class_counts(data, labels) for split, data in self._read.items()}
         return {split: found for split, found in counts.items() if found is not None}
+
+    @property
+    def _phases(self) -> list[tuple[str, PhaseSettings]]:
+        return self.recipe.named_phases(self.task_name)
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """Of the labels of teachers that run without training. Reads no split."""
@@ -125,58 +123,52 @@ class Data:
         """Splits that are not there or cannot be read."""
         needs: dict[str, bool] = {}  # split -> whether it needs labels
         missing: set[str] = set()
-        path, there = self.task.data.path, ", ".join(self.source.splits)
-        for name, phase in self.recipe.named_phases(self.task_name):
-            for split, need in phase.reads:
+        for name, phase in self._phases:
+            reads = list(phase.reads)
+            if isinstance(phase, Training) and phase.keep == "best":
+                reads.append((CHOOSING_SPLIT, True))
+            for split, need in reads:
                 if split in self.source.splits:
                     needs[split] = needs.get(split, False) or need
                 elif split not in missing:
                     missing.add(split)
-                    key = f"{self.task.location}.data"
-                    several = "splits" in type(phase).model_fields
-                    choice = "splits=[NAME]" if several else "split=NAME"
-                    other = f"say where it is with {key}.splits.{split}=NAME"
-                    if Path(path).expanduser().is_file():
-                        other = f"give a folder with a file for each split, {key}.path=FOLDER"
-                    yield Mistake(
-                        f"phases.{name}",
-                        f"there is no split {split!r} in {path}; it has {there}. Choose one with "
-                        f"phases.{name}.{choice}, or {other}.",
-                    )
-            if isinstance(phase, Training) and phase.keep == "best":
-                if "validation" in self.source.splits:
-                    needs["validation"] = True
-                elif "validation" not in missing:
-                    missing.add("validation")
-                    yield Mistake(
-                        f"phases.{name}",
-                        f"keep=best needs a validation split, and {path} has "
-                        f"{there}. Add one, or set training.keep=last.",
-                    )
-            if PHASES[phase.kind].makes == "student" and "validation" in self.source.splits:
-                needs.setdefault("validation", False)  # scores the teachers
+                    yield Mistake(f"phases.{name}", self._no_split(split, name, phase))
+            if phase.makes == "student" and CHOOSING_SPLIT in self.source.splits:
+                needs.setdefault(CHOOSING_SPLIT, False)  # scores the teachers
         for split, need in needs.items():
             found: list[Mistake] = []
             with collecting(found):
                 self._read[split] = self.source.read(split, need and self.task.predicts != "token")
             yield from found
 
+    def _no_split(self, split: str, name: str, phase: PhaseSettings) -> str:
+        path, key = self.task.data.path, f"{self.task.location}.data"
+        there = ", ".join(self.source.splits)
+        if split not in (one for one, _ in phase.reads):
+            return (
+                f"keep=best needs a validation split, and {path} has {there}. Add one, or set "
+                "training.keep=last."
+            )
+        choice = "splits=[NAME]" if "splits" in type(phase).model_fields else "split=NAME"
+        other = f"say where it is with {key}.splits.{split}=NAME"
+        if Path(path).expanduser().is_file():
+            other = f"give a folder with a file for each split, {key}.path=FOLDER"
+        return (
+            f"there is no split {split!r} in {path}; it has {there}. Choose one with "
+            f"phases.{name}.{choice}, or {other}."
+        )
+
     def _named_labels(self, labels: list[str]) -> Iterator[Mistake]:
-        if not labels:
-            return
-        for name, phase in self.recipe.named_phases(self.task_name):
+        """Classes that phases name, and the task or the split that they train on has not."""
+        for name, phase in self._phases if labels else ():
             for key, named in phase.labels_named().items():
                 for label in named:
                     if label not in labels:
                         yield Mistake(
                             f"phases.{name}.{key}",
-                            f"there is no label {label!r}; the task has "
-                            f"{', '.join(labels)}. Name classes of the task.",
+                            f"there is no label {label!r}; the task has {', '.join(labels)}. Name "
+                            "classes of the task.",
                         )
-
-    def _focus(self, labels: list[str]) -> Iterator[Mistake]:
-        """Classes to focus on of which the split has no example."""
-        for name, phase in self.recipe.named_phases(self.task_name):
             if not isinstance(phase, FineTune) or phase.focus is None:
                 continue
             counts = self._class_counts.get(phase.split, np.ones(len(labels)))
@@ -184,53 +176,92 @@ class Data:
                 if label in labels and counts[labels.index(label)] == 0:
                     yield Mistake(
                         f"phases.{name}.focus.classes",
-                        f"split {phase.split!r} has no example of "
-                        f"{label!r}. Name classes that it has, or take focus out.",
+                        f"split {phase.split!r} has no example of {label!r}. Name classes that it "
+                        "has, or take focus out.",
                     )
+
+    def _metric(self, labels: list[str]) -> Iterator[Mistake]:
+        """A metric that names labels which the task has not, or has no label to be about; and one
+        without a value on a split that chooses or judges, which a run would find after its
+        trainings."""
+        mistakes = list(metric_of(self.task)(self.task.metric, labels).label_mistakes())
+        at = f"{self.task.location}.metric"
+        yield from (Mistake(f"{at}.{key}" if key else at, what) for key, what in mistakes)
+        if mistakes:
+            return
+        judging: dict[str, str] = {}  # split -> the first phase that computes metrics on it
+        for name, phase in self._phases:
+            splits = [CHOOSING_SPLIT] if isinstance(phase, Training) else []
+            if phase.makes in ("evaluation", "expertise"):
+                splits = [split for split, _ in phase.reads]
+            for split in splits:
+                judging.setdefault(split, name)
+        for split, name in judging.items():
+            if split in self._read:
+                remedy = "it, or take another split"
+                yield from self._no_value(f"split {split!r}", name, self._read[split], remedy)
+
+    def _no_value(
+        self, where: str, phase: str, data: datasets.Dataset, remedy: str
+    ) -> Iterator[Mistake]:
+        """The first metric that a phase reports which has no value on some examples.
+
+        where: which they are. remedy: what to add some to.
+        """
+        over, task, labels = self.task.over, self.task, self.source.labels
+        counts = class_counts(data, labels)
+        if task.predicts == "number" and has_labels(data):
+            counts = np.unique(as_numpy(data, "label"), return_counts=True)[1]
+        if counts is None:
+            return
+        examples = int(counts.sum()) if "words" in data.column_names else len(data)
+        for name, settings in reported_metrics(over, task.metric, labels).items():
+            metric = METRICS[over][name](settings, labels)
+            if (why := metric.no_value(counts, examples)) is not None:
+                other = f", or another metric with {task.location}.metric=NAME"
+                yield Mistake(
+                    f"phases.{phase}",
+                    f"metric {metric.name} has no value on {where}: {why}. Add examples to "
+                    f"{remedy}{'' if over in metric.reported else other}.",
+                )
+                return  # of others the reason is the same
 
     def _pairs(self) -> Iterator[Mistake]:
         """Pairs of texts, where long texts are to be split."""
-        for split, data in self._read.items():
-            split_up = self.task.predicts == "token" and not self.task.cuts
-            if split_up and "text_b" in data.column_names:
-                at = self.task.location
-                yield Mistake(
-                    f"{at}.long=split",
-                    f"the examples of split {split!r} are pairs of texts, and "
-                    f"only single texts can be split. Set {at}.long=cut, or choose one column with "
-                    f"{at}.data.columns.text=NAME.",
-                )
-                return
+        at, splits_up = self.task.location, self.task.predicts == "token" and not self.task.cuts
+        pairs = [split for split, data in self._read.items() if "text_b" in data.column_names]
+        if splits_up and pairs:
+            yield Mistake(
+                f"{at}.long=split",
+                f"the examples of split {pairs[0]!r} are pairs of texts, and only single texts can "
+                f"be split. Set {at}.long=cut, or choose one column with "
+                f"{at}.data.columns.text=NAME.",
+            )
 
     def _parts(self) -> Iterator[Mistake]:
         """Too little for what fits, or nothing left for what chooses; a metric without a value on
         one of these parts."""
-        recipe, fitted, parts = self.recipe, {}, []
-        phases = dict(recipe.named_phases(self.task_name))
+        seed, fitted, parts = self.recipe.seed, dict[str, Groups](), []
+        first = {phase.makes: name for name, phase in reversed(self._phases)}
+        trains = [name for name, phase in self._phases if isinstance(phase, Training)]
         try:
-            for split in recipe.fitted_splits(self.task_name):
+            for split in self.recipe.fitted_splits(self.task_name):
                 data = self._read[split]
                 fitted[split] = Groups.of(data)
-                fits = fitting_part(_strata(data), fitted[split], split, recipe.seed)
-                by = next(name for name, phase in phases.items() if isinstance(phase, Expertise))
-                parts.append((split, "is fitted on", by, data.select(fits)))
-            trains = [name for name, phase in phases.items() if isinstance(phase, Training)]
+                fits = fitting_part(_strata(data), fitted[split], split, seed)
+                parts.append(
+                    (f"{split!r} that is fitted on", first["expertise"], data.select(fits))
+                )
             if CHOOSING_SPLIT in self.source.splits and trains:
                 data = self.source.read(CHOOSING_SPLIT)
-                chooses = choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
-                parts.append((CHOOSING_SPLIT, "chooses", trains[0], data.select(chooses)))
+                chooses = choosing_part(_strata(data), Groups.of(data), fitted, seed)
+                parts.append((f"{CHOOSING_SPLIT!r} that chooses", trains[0], data.select(chooses)))
         except UserError as error:
             yield from error.mistakes
             return
-        for split, does, phase, data in parts:
-            yield from self._no_value(f"the part of split {split!r} that {does}", phase, data)
-
-    def _no_value(self, where: str, phase: str, part: datasets.Dataset) -> Iterator[Mistake]:
-        """See `no_value`."""
-        labels = self.source.labels
-        if (counts := class_counts(part, labels)) is not None:
-            remedy = "the split, of other groups where its examples have groups"
-            yield from no_value(self.task, labels, part, counts, phase, where, remedy)
+        remedy = "the split, of other groups where its examples have groups"
+        for which, phase, data in parts:
+            yield from self._no_value(f"the part of split {which}", phase, data, remedy)
 
     def _ready_teachers(
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
@@ -248,7 +279,7 @@ class Data:
                 if labels:
                     given = recipe.teachers[name].labels
                     maps[name] = label_map(reference, configs[name], self.task, labels, given)
-        for teacher, (head, first) in teachers_of_other_tags(recipe, self.task_name).items():
+        for teacher, (head, first) in _teachers_of_other_tags(recipe, self.task_name).items():
             maps[teacher] = tag_map(self._sources[head].labels, labels)
             tags = maps[teacher]
             if tags is not None and not any(labels[number] != OUTSIDE for number in tags.known):
@@ -314,18 +345,13 @@ class Data:
 
     def _shared_examples(self) -> Iterator[str]:
         """Texts that judge or choose, and stand in a split that trains or chooses, too."""
-        phases = self.recipe.phases_of(self.task_name)
-        judges = [phase for phase in phases if PHASES[phase.kind].makes == "evaluation"]
+        judges = [phase for _, phase in self._phases if phase.makes == "evaluation"]
         judging = {split for phase in judges for split, _ in phase.reads}
+        rank = {split: (split not in judging, split != CHOOSING_SPLIT) for split in self._read}
         keys = {split: example_keys(data) for split, data in self._read.items()}
-        for one, other in combinations(keys, 2):
-            if not {one, other} & (judging | {"validation"}):
-                continue
-            judge, seen = (one, other) if one in judging else (other, one)
-            if judge not in judging and judge != "validation":
-                judge, seen = seen, judge
+        for judge, seen in combinations(sorted(keys, key=lambda split: rank[split]), 2):
             shared = among_keys(keys[judge], keys[seen]).sum()
-            if not shared:
+            if rank[judge] == (True, True) or not shared:
                 continue
             share = f"{shared:,} of the {len(keys[judge]):,} examples"
             if shared == len(keys[judge]) == len(keys[seen]):
@@ -340,29 +366,29 @@ def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
     """Teachers that a phase of a task runs before any phase trains them, and the first such phase.
     With several tasks an evaluation leaves out what has no head of the task."""
     found: dict[str, str] = {}
-    several = len(recipe.tasks_by_name) > 1
-    for step in steps(recipe):
-        runs = step.phase.runs_teachers and step.task_name == task
-        if several and PHASES[step.phase.kind].makes == "evaluation":
-            runs = False
-        for teacher in step.teachers if runs else ():
-            if step.model(teacher).made_by is None:
-                found.setdefault(teacher, step.name)
+    for step, teacher in _running(recipe, task, evaluated=len(recipe.tasks_by_name) == 1):
+        if step.model(teacher).made_by is None:
+            found.setdefault(teacher, step.name)
     return found
 
 
-def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, str]]:
+def _teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, str]]:
     """Teachers that a phase of a task of words runs after they were trained on another such task:
     that task, and the phase."""
     found: dict[str, tuple[str, str]] = {}
-    for step in steps(recipe):
-        evaluates = PHASES[step.phase.kind].makes == "evaluation"
-        runs = step.phase.runs_teachers and step.task_name == task and not evaluates
-        for teacher in step.teachers if runs else ():
-            head = step.model(teacher).head or task
-            if head != task and recipe.takes_head(task, head):
-                found.setdefault(teacher, (head, step.name))
+    for step, teacher in _running(recipe, task, evaluated=False):
+        head = step.model(teacher).head or task
+        if head != task and recipe.takes_head(task, head):
+            found.setdefault(teacher, (head, step.name))
     return found
+
+
+def _running(recipe: Recipe, task: str, *, evaluated: bool) -> Iterator[tuple[Step, str]]:
+    """The phases of a task that run teachers, and each of these. evaluated: also evaluations."""
+    for step in steps(recipe):
+        runs = step.phase.runs_teachers and (evaluated or step.phase.makes != "evaluation")
+        for teacher in step.teachers if runs and step.task_name == task else ():
+            yield step, teacher
 
 
 def _strata(data: datasets.Dataset) -> np.ndarray:
@@ -371,76 +397,6 @@ def _strata(data: datasets.Dataset) -> np.ndarray:
         return strata_of(as_numpy(data, "label"))
     offsets, labels = flat_lists(data, "label")
     return strata_of(labels.astype(np.int64), offsets)
-
-
-def metric_mistakes(
-    recipe: Recipe,
-    task_name: str,
-    labels: list[str],
-    splits: Mapping[str, datasets.Dataset],
-    class_counts: Mapping[str, np.ndarray],
-) -> Iterator[Mistake]:
-    """A metric that names labels which the task has not, or has no label to be about; and one
-    without a value on a split that chooses or judges, which a run would find after its trainings.
-
-    splits: those that are read. class_counts: of those that are labelled with classes.
-    """
-    task = recipe.tasks_by_name[task_name]
-    mistakes = list(metric_of(task)(task.metric, labels).label_mistakes())
-    at = f"{task.location}.metric"
-    yield from (Mistake(f"{at}.{key}" if key else at, what) for key, what in mistakes)
-    if mistakes:
-        return
-    for split, phase in _judging(recipe, task_name).items():
-        if task.predicts == "number" and split in splits and has_labels(splits[split]):
-            counts = np.unique(as_numpy(splits[split], "label"), return_counts=True)[1]
-        elif split in class_counts:
-            counts = class_counts[split]
-        else:
-            continue
-        where, remedy = f"split {split!r}", "it, or take another split"
-        yield from no_value(task, labels, splits[split], counts, phase, where, remedy)
-
-
-def no_value(
-    task: TaskSettings,
-    labels: list[str],
-    data: datasets.Dataset,
-    counts: np.ndarray,
-    phase: str,
-    where: str,
-    remedy: str,
-) -> Iterator[Mistake]:
-    """The first metric that a phase reports which has no value on some examples.
-
-    data: the examples. counts: how many of them, or of their words, have each label. where: which
-        they are. remedy: what to add some to.
-    """
-    over = TASKS[task.type].over
-    examples = int(counts.sum()) if "words" in data.column_names else len(data)
-    for name, settings in reported_metrics(over, task.metric, labels).items():
-        metric = METRICS[over][name](settings, labels)
-        if (why := metric.no_value(counts, examples)) is None:
-            continue
-        other = f", or another metric with {task.location}.metric=NAME"
-        yield Mistake(
-            f"phases.{phase}",
-            f"metric {metric.name} has no value on {where}: {why}. Add examples "
-            f"to {remedy}{'' if over in metric.reported else other}.",
-        )
-        return  # of others the reason is the same
-
-
-def _judging(recipe: Recipe, task_name: str) -> dict[str, str]:
-    """The splits on which a task's metrics are computed, and the first phase that does."""
-    found: dict[str, str] = {}
-    for name, phase in recipe.named_phases(task_name):
-        splits = [CHOOSING_SPLIT] if isinstance(phase, Training) else []
-        if PHASES[phase.kind].makes in ("evaluation", "expertise"):
-            splits = [split for split, _ in phase.reads]
-        for split in splits:
-            found.setdefault(split, name)
-    return found
 
 
 def named_teacher_mistakes(
@@ -452,49 +408,43 @@ def named_teacher_mistakes(
     read: the splits that could be read.
     """
     for step in steps(recipe):
-        phase = step.phase
-        if step.task_name != task_name or not isinstance(phase, TrainingPhase):
-            continue
-        for key, part in phase.parts():
-            if not part.all_needs().teacher_ids:
+        for key, part in step.phase.parts() if step.task_name == task_name else ():
+            if not part.all_needs().teacher_ids or not isinstance(step.phase, TrainingPhase):
                 continue
+            at, split = f"{step.location}.{key}", step.phase.split
+            follows = f"{part.part_name} follows the teacher that each example names, and"
             leaves = [one.name for one in step.earlier_of_task() if one.phase.leaves_out_teachers]
-            if leaves and phase.followed is None:
+            if leaves and step.phase.followed is None:
                 yield Mistake(
-                    f"phases.{step.name}.{key}",
-                    f"{part.part_name} follows the teacher that each example "
-                    f"names, and phases.{leaves[-1]} may leave it out. Set follow: "
+                    at,
+                    f"{follows} phases.{leaves[-1]} may leave it out. Set follow: "
                     f"[{', '.join(step.teachers)}], or take leave_out out.",
                 )
-            if phase.split in read:
-                location = f"phases.{step.name}.{key}"
-                for why in _unnamed(phase.split, step.teachers, source, read):
-                    yield Mistake(location, f"{part.part_name}{why}")
+            named = teacher_names(read[split]) if split in read else ([], None)
+            if named is None:
+                column = f"{source.task.location}.data.columns.teacher"
+                yield Mistake(
+                    at,
+                    f"{follows} those of split {split!r} name none. Set {column} to the column "
+                    "that has the names.",
+                )
+                continue
+            for number, name in enumerate(named[0]):
+                if name not in step.teachers:
+                    rows = np.flatnonzero(named[1] == number)
+                    where = _location(source, read[split], split, rows)
+                    yield Mistake(
+                        at,
+                        f"{part.part_name}: {where}: {name!r} is no teacher of this phase, which "
+                        f"has {', '.join(step.teachers)}.{did_you_mean(name, step.teachers)} "
+                        "Correct the name, or leave it out: such an example follows all teachers "
+                        "alike.",
+                    )
 
 
-def _unnamed(
-    split: str, teachers: Sequence[str], source: Source, read: Mapping[str, datasets.Dataset]
-) -> Iterator[str]:
-    """What goes on after the policy's name."""
-    data, key = read[split], f"{source.task.location}.data.columns.teacher"
-    found = teacher_names(data)
-    if found is None:
-        yield (
-            f" follows the teacher that each example names, and those of split {split!r} name "
-            f"none. Set {key} to the column that has the names."
-        )
-        return
-    names, numbers = found
-    for number, name in enumerate(names):
-        if name in teachers:
-            continue
-        rows = (numbers == number).nonzero()[0]
-        first = data[int(rows[0])]
-        at = first["key_hi"], first["key_lo"]
-        where = source.locations(split, {at}).get(at, f"split {split!r}")
-        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-        yield (
-            f": {where}{more}: {name!r} is no teacher of this phase, which has "
-            f"{', '.join(teachers)}.{did_you_mean(name, teachers)} Correct the name, or leave it "
-            "out: such an example follows all teachers alike."
-        )
+def _location(source: Source, data: datasets.Dataset, split: str, rows: np.ndarray) -> str:
+    """Where the first of some examples of a split stands, and how many more there are."""
+    first = data[int(rows[0])]
+    key = first["key_hi"], first["key_lo"]
+    where = source.locations(split, {key}).get(key, f"split {split!r}")
+    return where if len(rows) == 1 else f"{where} and {len(rows) - 1:,} more"

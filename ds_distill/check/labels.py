@@ -47,54 +47,55 @@ def partial_mistakes(
     maps: of the teachers that run on the task as they are, without mistakes. lacking: gives the
         teachers that say nothing of some examples of a phase.
     """
-    known = _known_in_part(maps)
+    known, every = _known_in_part(maps), range(len(labels))
     if len(known) == len(recipe.teachers) > 0:
         by_any = set().union(*known.values())
-        unknown = [label for number, label in enumerate(labels) if number not in by_any]
-        if unknown:
+        if unknown := [labels[number] for number in every if number not in by_any]:
             yield Mistake(
                 f"{recipe.tasks_by_name[task].location}.labels",
-                "no teacher knows "
-                f"{', '.join(unknown)}. Add a teacher that does, map a class to it in "
-                "teachers.NAME.labels, or take it out of the task's labels.",
+                f"no teacher knows {', '.join(unknown)}. Add a teacher that does, map a class to "
+                "it in teachers.NAME.labels, or take it out of the task's labels.",
             )
-    if not known:
-        return
-    for name, phase in recipe.named_phases(task):
-        for key, part in phase.parts():
-            if isinstance(part, Routing) and not part.allows_partial():
+    for location, phase, policy in _policies(recipe, task) if known else ():
+        if not policy.allows_partial():
+            yield Mistake(
+                location,
+                f"{policy.policy} takes teachers that know all labels, and {', '.join(known)} "
+                "know(s) some of them: what is likely among those says nothing of the others. "
+                f"Choose {' or '.join(that_take_partial())}.",
+            )
+        elif policy.takes_partial == "target":
+            silent = lacking(phase)
+            without = [teacher for teacher in recipe.teachers if teacher not in silent]
+            by_any = set().union(*(known.get(one, every) for one in without))
+            if without and len(by_any) < len(labels):
                 yield Mistake(
-                    f"phases.{name}.{key}",
-                    f"{part.policy} takes teachers that know all labels, and "
-                    f"{', '.join(known)} know(s) some of them: what is likely among those says "
-                    f"nothing of the others. Choose {' or '.join(that_take_partial())}.",
+                    location,
+                    f"{policy.policy} reads all teachers, and of some examples "
+                    f"{', '.join(silent)} says nothing, where the others ({', '.join(without)}) do "
+                    "not know all labels. Complete the file, or mix losses: "
+                    "routing={policy: average, mix: losses}.",
                 )
-            elif isinstance(part, Routing) and part.takes_partial == "target":
-                silent = lacking(phase)
-                without = [teacher for teacher in recipe.teachers if teacher not in silent]
-                by_any = set().union(*(known.get(one, range(len(labels))) for one in without))
-                if without and len(by_any) < len(labels):
-                    yield Mistake(
-                        f"phases.{name}.{key}",
-                        f"{part.policy} reads all teachers, and of some "
-                        f"examples {', '.join(silent)} says nothing, where the others "
-                        f"({', '.join(without)}) do not know all labels. Complete the file, or mix "
-                        "losses: routing={policy: average, mix: losses}.",
-                    )
 
 
 def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[Mistake]:
     """Policies that are not fitted on so many classes."""
     reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
+    for location, _, policy in _policies(recipe, task):
+        if policy.policy in reasons:
+            yield Mistake(
+                location,
+                f"{policy.policy} cannot be taken here: {reasons[policy.policy]}. Choose another "
+                "policy, or `chosen`, the best of those that can.",
+            )
+
+
+def _policies(recipe: Recipe, task: str) -> Iterator[tuple[str, PhaseSettings, Routing]]:
+    """The policies of a task's phases, and where each stands."""
     for name, phase in recipe.named_phases(task):
         for key, part in phase.parts():
-            if isinstance(part, Routing) and part.policy in reasons:
-                yield Mistake(
-                    f"phases.{name}.{key}",
-                    f"{part.policy} cannot be taken here: "
-                    f"{reasons[part.policy]}. Choose another policy, or `chosen`, the best of "
-                    "those that can.",
-                )
+            if isinstance(part, Routing):
+                yield f"phases.{name}.{key}", phase, part
 
 
 def _known_in_part(maps: Mapping[str, LabelMap | None]) -> dict[str, set[int]]:

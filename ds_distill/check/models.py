@@ -3,7 +3,7 @@ vocabularies that its phases expand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,12 +27,11 @@ from ds_distill.recipe.context import Model
 from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.part import imported
-from ds_distill.recipe.phase import PhaseSettings, TrainingPhase
-from ds_distill.recipe.phases import PHASES, Cache
+from ds_distill.recipe.phase import TrainingPhase
+from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
-from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.terms import AttentionSettings, HiddenMSELoss, LayeredTerm, RelationKLLoss
 
 
@@ -55,21 +54,19 @@ class Models:
         found: list[Mistake] = []
         for location, model in given.items():
             try:
-                found += self._of_model(location, model)
+                self._read(location, model, found)
             except Unreachable as error:
                 at = f"{location}.model={error.reference}"
                 found += [Mistake(at, what) for _, what in error.mistakes]
         found += self._too_long()
         if self.recipe.padding == "never":
             found += self._padded()
-        compares = _token_by_token(self.recipe)
-        if compares is not None:
+        if (compares := _token_by_token(self.recipe)) is not None:
             found += vocabulary_mistakes(self._vocabularies, compares)
         if (student := self.configs.get("student")) is not None:
             with collecting(found):  # in place of that of its `model`
                 self.configs["student"] = student_of(student, self.recipe.student)
-        found += [*self._layer_maps(), *self._cached_layers(), *self._attention()]
-        found += self._hidden_words()
+        found += [*self._compared_layers(), *self._cached_layers(), *self._hidden_words()]
         with collecting(found):
             found += expanded_mistakes(self.recipe, self.configs, self._vocabularies)
         return [*found, *self._shared_heads()]
@@ -83,10 +80,9 @@ class Models:
         found = self._vocabularies.get("student")
         return found and found[0]
 
-    def _of_model(self, location: str, model: Teacher | Student) -> list[Mistake]:
+    def _read(self, location: str, model: Teacher | Student, found: list[Mistake]) -> None:
         """Raises Unreachable."""
         assert model.model is not None
-        found: list[Mistake] = []
         try:
             reference = resolve_model(model.model, self.recipe.models_folder)
             config = load_config(reference, model.revision)
@@ -94,35 +90,33 @@ class Models:
         except Unreachable:
             raise
         except UserError as error:
-            return [Mistake(location, str(one)) for one in error.mistakes]
+            found += [Mistake(location, str(one)) for one in error.mistakes]
+            return
         self.configs[location] = config
+        tasks = self.recipe.tasks_by_name.values()
         with collecting(found, location):
-            of_words = any(task.predicts == "tag" for task in self.recipe.tasks_by_name.values())
+            of_words = any(task.predicts == "tag" for task in tasks)
             tokenizer = load_tokenizer(reference, model.revision, of_words=of_words)
             check_vocabulary(reference, config, tokenizer)
-            for checks in self._checks():
-                checks(reference, config, tokenizer)
+            for checks in dict.fromkeys(task.checks_model for task in tasks if task.checks_model):
+                imported(checks)(reference, config, tokenizer)
             self._vocabularies[location] = tokenizer, config.vocab_size
         if Path(reference).is_dir() and not (isinstance(model, Student) and model.is_random):
             with collecting(found, location):
                 check_weights(reference, config)
-        return found
-
-    def _checks(self) -> list[Callable[..., None]]:
-        """What the tasks' kinds check of each model."""
-        kinds = {task.type: TASKS[task.type] for task in self.recipe.tasks_by_name.values()}
-        return [imported(kind.checks_model) for kind in kinds.values() if kind.checks_model]
 
     def _too_long(self) -> Iterator[Mistake]:
-        limits = {location: usable_length(config) for location, config in self.configs.items()}
+        limits = {
+            location: limit
+            for location, config in self.configs.items()
+            if (limit := usable_length(config)) is not None
+        }
         for task in self.recipe.tasks_by_name.values():
-            wanted, at = task.max_length, f"{task.location}.max_length"
-            short = {location: n for location, n in limits.items() if n is not None and n < wanted}
-            if short:
-                limit = min(short.values())
-                [location, *_] = (location for location, n in short.items() if n == limit)
+            at = f"{task.location}.max_length"
+            if limits and (limit := min(limits.values())) < task.max_length:
+                location = next(location for location, most in limits.items() if most == limit)
                 yield Mistake(
-                    f"{at}={wanted}",
+                    f"{at}={task.max_length}",
                     f"{location} takes at most {limit} tokens. Set {at}={limit} or less.",
                 )
 
@@ -138,72 +132,51 @@ class Models:
                 f"{location} ({config.model_type}) cannot run without padding. {fix}",
             )
 
-    def _taught(
-        self,
-    ) -> Iterator[tuple[str, PhaseSettings, PreTrainedConfig, str, PreTrainedConfig]]:
-        """Of each phase in which models are taught, its name and settings, the configuration of one
-        that is taught, and a teacher's location and configuration."""
-        recipe = self.recipe
-        configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
-        for step in steps(recipe):
-            if PHASES[step.phase.kind].makes != "student":
-                continue
-            own = {step.model(start).origin for start in step.phase.starts} & configs.keys()
-            for teacher in step.teachers:
-                other = configs.get(step.model(teacher).origin)
-                at = f"teachers.{teacher}" if teacher in recipe.teachers else f"model {teacher!r}"
-                for student in own if other is not None else ():
-                    yield step.name, step.phase, configs[student], at, other
+    def _config_of(self, step: Step, name: str) -> PreTrainedConfig | None:
+        """Of the model that a step finds under a name; None where it could not be read, as of
+        predictions of a file."""
+        origin = step.model(name).origin
+        return self.configs.get("student" if origin == "student" else f"teachers.{origin}")
 
-    def _layer_maps(self) -> Iterator[Mistake]:
-        """Terms that compare layers which the models do not have, or states of unlike widths."""
-        for name, phase, own, teacher, config in self._taught():
-            for key, part in phase.parts():
-                if not isinstance(part, LayeredTerm):
-                    continue
-                try:
-                    part.pairs(own.num_hidden_layers, config.num_hidden_layers)
-                except ValueError as error:
-                    at = f"phases.{name}.{key}.layers={part.layers}"
-                    yield Mistake(at, f"with {teacher}, {error}.")
-                widths = own.hidden_size, config.hidden_size
-                if isinstance(part, HiddenMSELoss) and not part.map and len({*widths}) > 1:
-                    yield Mistake(
-                        f"phases.{name}.{key}.map=false",
-                        "compares states as they are, and the "
-                        f"student's states are {widths[0]} wide and those of {teacher} "
-                        f"{widths[1]}. Take the key out: a trained map then brings them together.",
-                    )
+    def _compared_layers(self) -> Iterator[Mistake]:
+        """Of each term on layers or attention, what the models that are taught in its phase and
+        their teachers do not have, or have unlike each other."""
+        for step in steps(self.recipe):
+            if step.phase.makes != "student":
+                continue
+            taught = {
+                step.model(start).origin: self._config_of(step, start)
+                for start in step.phase.starts
+            }
+            for teacher in step.teachers:
+                other = self._config_of(step, teacher)
+                named = (
+                    f"teachers.{teacher}"
+                    if teacher in self.recipe.teachers
+                    else f"model {teacher!r}"
+                )
+                for own in taught.values():
+                    for key, part in step.phase.parts():
+                        if isinstance(part, LayeredTerm) and own is not None and other is not None:
+                            at = f"{step.location}.{key}"
+                            yield from _layer_mistakes(part, at, own, named, other)
 
     def _cached_layers(self) -> Iterator[Mistake]:
         """Layers to cache that a teacher does not have."""
-        configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
         for step in steps(self.recipe):
             hidden = step.phase.hidden if isinstance(step.phase, Cache) else []
             for teacher in step.teachers if hidden else ():
-                config = configs.get(step.model(teacher).origin)
-                if config is None:  # predictions of a file, or it could not be read
+                if (config := self._config_of(step, teacher)) is None:
                     continue
                 depth = config.num_hidden_layers
                 beyond = [layer for layer in hidden if not -depth - 1 <= layer <= depth]
                 if beyond:
                     yield Mistake(
-                        f"phases.{step.name}.hidden={hidden}",
-                        f"{teacher} has {depth} layers, and "
-                        f"none is {beyond[0]}. Name layers from 1 to {depth}, 0 for the embeddings "
-                        "or -1 for the last.",
+                        f"{step.location}.hidden={hidden}",
+                        f"{teacher} has {depth} layers, and none is {beyond[0]}. Name layers from "
+                        f"1 to {depth}, 0 for the embeddings or -1 for the last.",
                     )
                     break
-
-    def _attention(self) -> Iterator[Mistake]:
-        """Terms on attention that the models' own cannot be compared by."""
-        for name, phase, own, teacher, config in self._taught():
-            for key, part in phase.parts():
-                if isinstance(part, AttentionSettings):
-                    heads = part.heads if isinstance(part, RelationKLLoss) else None
-                    for mistake in _unlike_attention({teacher: config, "student": own}, heads):
-                        fix = f"Take {part.part_name} out, or choose other models."
-                        yield Mistake(f"phases.{name}.{key}", f"{mistake} {fix}")
 
     def _hidden_words(self) -> Iterator[Mistake]:
         """Tokenizers whose pieces do not say where a word begins."""
@@ -214,13 +187,34 @@ class Models:
 
     def _shared_heads(self) -> Iterator[Mistake]:
         """Models that are trained through one head, and cannot be."""
-        recipe, known = self.recipe, self.teachers()
-        for name, phase in recipe.named_phases():
-            trainings = phase.trainings if isinstance(phase, TrainingPhase) else []
-            for together in trainings:
-                configs = {f"teachers.{n}": known[n] for n in together if n in known}
+        known = self.teachers()
+        for name, phase in self.recipe.named_phases():
+            for together in phase.trainings if isinstance(phase, TrainingPhase) else []:
                 if len(together) > 1:
+                    configs = {f"teachers.{n}": known[n] for n in together if n in known}
                     yield from one_head_mistakes(f"phases.{name}.shared_head=true", configs)
+
+
+def _layer_mistakes(
+    term: LayeredTerm, at: str, own: PreTrainedConfig, teacher: str, other: PreTrainedConfig
+) -> Iterator[Mistake]:
+    """own: the student's configuration. other: the teacher's."""
+    try:
+        term.pairs(own.num_hidden_layers, other.num_hidden_layers)
+    except ValueError as error:
+        yield Mistake(f"{at}.layers={term.layers}", f"with {teacher}, {error}.")
+    widths = own.hidden_size, other.hidden_size
+    if isinstance(term, HiddenMSELoss) and not term.map and len({*widths}) > 1:
+        yield Mistake(
+            f"{at}.map=false",
+            f"compares states as they are, and the student's states are {widths[0]} wide and "
+            f"those of {teacher} {widths[1]}. Take the key out: a trained map then brings them "
+            "together.",
+        )
+    if isinstance(term, AttentionSettings):
+        heads = term.heads if isinstance(term, RelationKLLoss) else None
+        for mistake in _unlike_attention({teacher: other, "student": own}, heads):
+            yield Mistake(at, f"{mistake} Take {term.part_name} out, or choose other models.")
 
 
 def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) -> Iterator[str]:
@@ -242,13 +236,13 @@ def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) 
 
 def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[Mistake]:
     """Why models cannot be trained through one head. configs: by location."""
-    unknown = {n: c.model_type for n, c in configs.items() if c.model_type not in CLASSIFIER_HEADS}
-    for location, kind in unknown.items():
-        yield Mistake(
-            setting,
-            f"where {location} ({kind}) has the layers of its head is not known here. "
-            f"Take a model of one of these types: {', '.join(CLASSIFIER_HEADS)}.",
-        )
+    for location, config in configs.items():
+        if config.model_type not in CLASSIFIER_HEADS:
+            yield Mistake(
+                setting,
+                f"where {location} ({config.model_type}) has the layers of its head is not known "
+                f"here. Take a model of one of these types: {', '.join(CLASSIFIER_HEADS)}.",
+            )
     widths = {n: getattr(c, "pooler_hidden_size", c.hidden_size) for n, c in configs.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{location} {width}" for location, width in widths.items())
@@ -262,13 +256,10 @@ def one_head_mistakes(setting: str, configs: Mapping[str, PreTrainedConfig]) -> 
 def _token_by_token(recipe: Recipe) -> str | None:
     """What in the recipe compares models token by token, if anything does."""
     for task in recipe.tasks_by_name.values():
-        if TASKS[task.type].needs.same_tokens:
+        if task.needs.same_tokens:
             return f"{task.location}.type={task.type}"
-    for name, phase in recipe.named_phases():
-        for key, part in phase.parts():
-            if part.all_needs().same_tokens:
-                return f"phases.{name}.{key}"
-    return None
+    parts = ((f"phases.{n}.{key}", one) for n, p in recipe.named_phases() for key, one in p.parts())
+    return next((location for location, part in parts if part.all_needs().same_tokens), None)
 
 
 def vocabulary_mistakes(
@@ -331,21 +322,17 @@ def expanded_mistakes(
         the tokenizer, and the rows of the model's embeddings.
     """
     for step in steps(recipe):
-        if step.phase.vocabulary is not None:
+        size = step.phase.vocabulary
+        if size is not None:
             start = step.model(step.phase.starts[0])
             at = "student" if start.origin == "student" else f"teachers.{start.origin}"
             if at in vocabularies:
                 tokenizer, rows = vocabularies[at]
                 rows = start.vocabulary or rows
-                size = step.phase.vocabulary
-                yield from expansion_mistakes(
-                    f"phases.{step.name}", configs[at], tokenizer, rows, size
-                )
-        if not TASKS[recipe.tasks_by_name[step.task_name].type].needs.same_tokens:
-            continue
-        if PHASES[step.phase.kind].makes == "student":
+                yield from expansion_mistakes(step.location, configs[at], tokenizer, rows, size)
+        if step.task.needs.same_tokens and step.phase.makes == "student":
             yield from _of_teachers(step)
-        elif PHASES[step.phase.kind].makes == "evaluation":
+        if step.task.needs.same_tokens and step.phase.makes == "evaluation":
             yield from _of_evaluated(step)
 
 
@@ -370,82 +357,72 @@ def expansion_mistakes(
     if not config.tie_word_embeddings:
         yield Mistake(
             location,
-            "the student's input and output embeddings are not tied, and new rows of "
-            "its input would learn nothing: new words are always masked, so that they are never "
-            "read. Choose a student with tie_word_embeddings.",
+            "the student's input and output embeddings are not tied, and new rows of its input "
+            "would learn nothing: new words are always masked, so that they are never read. Choose "
+            "a student with tie_word_embeddings.",
         )
     if size <= rows:
-        yield Mistake(
-            f"{location}.size={size}", f"the student has {rows} tokens already. Set more than that."
-        )
+        what = f"the student has {rows} tokens already. Set more than that."
+        yield Mistake(f"{location}.size={size}", what)
 
 
 def _of_teachers(step: Step) -> Iterator[Mistake]:
     """Of a phase that distils: teachers of tokens that its start lacks, and what of the start's
     cannot be learnt from those that it has."""
-    phase, location = step.phase, f"phases.{step.name}"
-    start = step.model(phase.starts[0])
-    teachers = [step.model(name) for name in step.teachers]
-    names = ", ".join(step.teachers)
-    more = [one for one in teachers if not _begins_with(start, one)]
-    if more:
+    start, teachers = step.model(step.phase.starts[0]), [*map(step.model, step.teachers)]
+    names, grown = ", ".join(step.teachers), f"{start.name}, whose vocabulary was expanded,"
+    for teacher in teachers:
+        if not _begins_with(start, teacher):
+            yield Mistake(
+                step.location,
+                f"teacher {teacher.name!r} predicts tokens that {_by(step, teacher)} has added, "
+                f"and {start.name} does not have them. Start from a model of that expansion "
+                "(start: NAME), or follow other teachers.",
+            )
+            return
+    if start.expanded and step.phase.cached_split is not None:
         yield Mistake(
-            location,
-            f"teacher {more[0].name!r} predicts tokens that {_by(step, more[0])} has "
-            f"added, and {start.name} does not have them. Start from a model of that expansion "
-            "(start: NAME), or follow other teachers.",
+            f"{step.location}.teachers=cached",
+            f"what a cache holds is of the teachers' own tokens, and those of {start.name} are "
+            "others since its vocabulary was expanded. Set teachers=live.",
         )
-        return
-    if not start.expanded:
-        return
-    if phase.cached_split is not None:
-        yield Mistake(
-            f"{location}.teachers=cached",
-            "what a cache holds is of the teachers' own tokens, and "
-            f"those of {start.name} are others since its vocabulary was expanded. Set "
-            "teachers=live.",
-        )
-    if len(teachers) > 1:
-        yield Mistake(
-            location,
-            f"{start.name}, whose vocabulary was expanded, learns from one teacher, "
-            f"and here are {names}. Name one with follow.",
-        )
+    if start.expanded and len(teachers) > 1:
+        what = f"{grown} learns from one teacher, and here are {names}. Name one with follow."
+        yield Mistake(step.location, what)
     if all(one.expanded == start.expanded for one in teachers):
         return
-    for key, part in phase.parts():
+    for key, part in step.phase.parts():
         needs = part.all_needs()
         if needs.labels and (needs.teachers or isinstance(part, Routing)):
             yield Mistake(
-                f"{location}.{key}",
-                "asks the teacher about each masked token, also about words "
-                f"that {start.name} has since its vocabulary was expanded, and {names} does not "
-                f"know them. Take {part.part_name} out.",
+                f"{step.location}.{key}",
+                f"asks the teacher about each masked token, also about words that {start.name} has "
+                f"since its vocabulary was expanded, and {names} does not know them. Take "
+                f"{part.part_name} out.",
             )
 
 
 def _of_evaluated(step: Step) -> Iterator[Mistake]:
     """Models of vocabularies that were expanded apart: no tokens are the same for all."""
-    recipe = step.recipe
-    given = [step.model(name) for name in recipe.teachers if name not in step.found]
+    phases = step.recipe.phases
+    given = [step.model(name) for name in step.given if name not in step.found]
     trained = [
         model
         for model in step.found.values()
-        if model.made_by is not None and PHASES[recipe.phases[model.made_by].kind].makes != "start"
+        if model.made_by is not None and phases[model.made_by].makes != "start"
     ]
     models = [one for one in (*given, *trained) if one.head in (None, step.task_name)]
-    if not models:
-        return
-    largest = max(models, key=lambda one: len(one.expanded))
-    apart = next((one for one in models if not _begins_with(largest, one)), None)
-    if apart is not None:
-        first, second = sorted((largest, apart), key=models.index)
-        yield Mistake(
-            f"phases.{step.name}",
-            "models are compared on the same tokens, and those of "
-            f"{first.name}, {second.name} were added apart from each other, by {_by(step, first)} "
-            f"and {_by(step, second)}. Expand once, and let all students start from that.",
-        )
+    largest = max(models, key=lambda one: len(one.expanded), default=None)
+    for apart in models:
+        if largest is not None and not _begins_with(largest, apart):
+            first, second = sorted((largest, apart), key=models.index)
+            yield Mistake(
+                step.location,
+                f"models are compared on the same tokens, and those of {first.name}, {second.name} "
+                f"were added apart from each other, by {_by(step, first)} and {_by(step, second)}. "
+                "Expand once, and let all students start from that.",
+            )
+            return
 
 
 def _begins_with(model: Model, other: Model) -> bool:
@@ -455,4 +432,4 @@ def _begins_with(model: Model, other: Model) -> bool:
 
 def _by(step: Step, model: Model) -> str:
     """The phase that has expanded a model's vocabulary."""
-    return f"phases.{step.recipe.phase_names()[model.expanded[-1]]}"
+    return f"phases.{step.phase_names[model.expanded[-1]]}"

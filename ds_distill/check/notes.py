@@ -61,12 +61,6 @@ def padding_notes(recipe: Recipe, models: Models) -> Iterator[str]:
 SHOWN = 20
 """Classes named in a line."""
 
-PAIRS = 5
-"""Pairs of labels named in a note."""
-
-TEXTS = 3
-"""Texts named in a note."""
-
 _BATCH = 100_000
 
 
@@ -105,8 +99,8 @@ def count_lines(
 def class_notes(
     source: Source, splits: Mapping[str, datasets.Dataset], counts: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
-    """Classes of single examples, as where each text has a label of its own; names that may be one
-    class, classes without an example, and copies of a text with other labels.
+    """Classes of single examples, as where each text has a label of its own; classes without an
+    example, and copies of a text with other labels.
 
     splits: those that are read. counts: of those that are labelled, see `class_counts`.
     """
@@ -119,76 +113,34 @@ def class_notes(
             f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
             "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"
         )
-    if near := near_labels(labels):
-        named = [
-            " and ".join(f"{labels[number]!r} ({total[number]:,})" for number in alike)
-            for alike in near[:PAIRS]
-        ]
-        more = f"; and {len(near) - PAIRS:,} more" if len(near) > PAIRS else ""
-        yield (
-            f"labels that differ in case or blanks alone: {'; '.join(named)}{more}. If each is one "
-            "class, correct the rows."
-        )
     for split, of_split in counts.items():
         lacking = [labels[number] for number in np.flatnonzero(of_split == 0).tolist()]
         if lacking:
             shown = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
             yield f"split {split!r} has no example of {len(lacking):,} of the classes: {shown}."
     if not of_words:
-        yield from _contradictions(labels, {split: splits[split] for split in counts})
+        yield from _contradictions({split: splits[split] for split in counts})
 
 
-def near_labels(labels: Sequence[str]) -> list[list[int]]:
-    """Numbers of labels that differ in case or blanks alone."""
-    by_form: dict[str, list[int]] = {}
-    for number, label in enumerate(labels):
-        by_form.setdefault(" ".join(label.split()).casefold(), []).append(number)
-    return [numbers for numbers in by_form.values() if len(numbers) > 1]
-
-
-def _contradictions(labels: Sequence[str], splits: Mapping[str, datasets.Dataset]) -> Iterator[str]:
+def _contradictions(splits: Mapping[str, datasets.Dataset]) -> Iterator[str]:
     """One note, of texts that stand in the data more than once, with other labels."""
     keys, codes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for data in splits.values():
         keys.append(as_numpy(data, "key_hi"))  # half of a key tells texts apart well enough
         column = arrow_column(data, "label")
         codes += (_codes(column.slice(at, _BATCH)) for at in range(0, len(column), _BATCH))
-    key, code = np.concatenate(keys), np.concatenate(codes)
-    if not len(key):
-        return
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(key[order]) != 0])
-    least, most = (reduce.reduceat(code[order], starts) for reduce in (np.minimum, np.maximum))
-    copies = np.diff(np.r_[starts, len(order)])
-    bad = np.flatnonzero(least != most)
-    if not len(bad):
-        return
-    bad = bad[np.argsort(order[starts[bad]])]  # of each the first comes first
-    every = datasets.concatenate_datasets([data.select_columns(_SHOWN) for data in splits.values()])
-    shown = "; ".join(
-        _copies(labels, every.select(order[starts[at] : starts[at] + min(copies[at], 2 * TEXTS)]))
-        for at in bad[:TEXTS]
-    )
-    yield (
-        f"{len(bad):,} text(s) stand in the data more than once, with other labels "
-        f"({copies[bad].sum():,} examples): {shown}. One of the labels is wrong, or the text does "
-        "not say which is right."
-    )
-
-
-_SHOWN = ["text", "label"]
-
-
-def _copies(labels: Sequence[str], examples: datasets.Dataset) -> str:
-    """The first copies of a text, and their labels."""
-    named = dict.fromkeys(_named(label, labels) for label in examples["label"])
-    return f"{short(examples[0]['text'])} {', '.join(named)}"
-
-
-def _named(label: int | list[int], labels: Sequence[str]) -> str:
-    if isinstance(label, int):
-        return labels[label]
-    return f"[{', '.join(name for name, has in zip(labels, label, strict=True) if has == 1)}]"
+    _, first, group = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
+    code = np.concatenate(codes)
+    differs = np.zeros(len(first), dtype=bool)
+    differs[group[code != code[first[group]]]] = True
+    if differs.any():
+        every = datasets.concatenate_datasets([*splits.values()]).select_columns("text")
+        text = short(every[int(first[differs].min())]["text"])
+        yield (
+            f"{differs.sum():,} text(s) stand in the data more than once, with other labels "
+            f"({differs[group].sum():,} examples), such as {text}. One of the labels is wrong, or "
+            "the text does not say which is right."
+        )
 
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray:

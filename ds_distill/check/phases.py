@@ -21,143 +21,113 @@ from ds_distill.recipe.terms import LayeredTerm, RowTerm, SoftenedTerm
 def phase_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What is wrong with each phase, without what only follows from another mistake."""
     for step in steps(recipe):
-        yield from _mistakes_of(step.phase, step)
+        for key, items in step.phase.lists().items():
+            if not items:
+                yield Mistake(f"{step.location}.{key}=[]", "the list is empty. Name at least one.")
+            for item in dict.fromkeys(items):
+                if items.count(item) > 1:
+                    yield Mistake(f"{step.location}.{key}", f"{item!r} stands twice. Keep it once.")
+        yield from step.phase.mistakes(step)
+        if (unmet := _unmet(step.phase, step, "Take the phase out.")) is not None:
+            yield Mistake(step.location, unmet)
+        else:
+            yield from _part_mistakes(step)
+        yield from _file_mistakes(step)
+        yield from _other_heads(step)
 
 
-def _mistakes_of(phase: PhaseSettings, here: Step) -> Iterator[Mistake]:
-    yield from _list_mistakes(phase, here.location)
-    yield from phase.mistakes(here)
-    unmet = list(_unmet(phase, here, "Take the phase out."))
-    yield from unmet
-    if not unmet:
-        yield from _part_mistakes(phase, here)
-    yield from file_mistakes(phase, here)
-    yield from _other_heads(phase, here)
-
-
-def _other_heads(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
+def _other_heads(step: Step) -> Iterator[Mistake]:
     """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
     words they may know some of the tags, which their labels tell."""
-    if not phase.runs_teachers or phase.makes == "evaluation":
+    if not step.phase.runs_teachers or step.phase.makes == "evaluation":
         return
-    for teacher in context.teachers:
-        head = context.model(teacher).head or context.task_name
-        if not context.recipe.takes_head(context.task_name, head):
+    for teacher in step.teachers:
+        head = step.model(teacher).head or step.task_name
+        if not step.recipe.takes_head(step.task_name, head):
             yield Mistake(
-                context.location,
-                f"runs teacher {teacher!r} on task {context.task_name!r}, and "
-                f"a phase before has trained it on task {head!r}, whose head it has now. Train it "
-                f"on {context.task_name!r} last, or give the trained model another name with "
-                "save_as.",
+                step.location,
+                f"runs teacher {teacher!r} on task {step.task_name!r}, and a phase before has "
+                f"trained it on task {head!r}, whose head it has now. Train it on "
+                f"{step.task_name!r} last, or give the trained model another name with save_as.",
             )
 
 
-def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[Mistake]:
-    for key, items in phase.lists().items():
-        if not items:
-            yield Mistake(f"{location}.{key}=[]", "the list is empty. Name at least one.")
-        for item in dict.fromkeys(items):
-            if items.count(item) > 1:
-                yield Mistake(f"{location}.{key}", f"{item!r} stands twice. Keep it once.")
-
-
-def _unmet(part: Part, context: Step, remedy: str) -> Iterator[Mistake]:
+def _unmet(part: Part, step: Step, remedy: str) -> str | None:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
     """
-    needs, location, name = part.all_needs(), context.location, part.part_name
-    count, whose = len(context.teachers), "the phase follows"
-    if set(context.teachers) == set(context.recipe.teachers):
-        whose = "the recipe has"
-    if (why := context.task.lacks(needs)) is not None:
-        task = context.task
-        yield Mistake(
-            location,
-            f"{name} {why[0]}, and {task.location}.type={task.type} {why[1]}. {remedy}",
+    needs, name, task, fits = part.all_needs(), part.part_name, step.task, step.expertise
+    count, own = len(step.teachers), {*step.teachers} == {*step.given}
+    whose = "the recipe has" if own else "the phase follows"
+    if (why := task.lacks(needs)) is not None:
+        return f"{name} {why[0]}, and {task.location}.type={task.type} {why[1]}. {remedy}"
+    if count == 0 < needs.teachers:
+        return "the recipe has no teachers. Add teachers: {NAME: ...}."
+    if count < needs.teachers:
+        return (
+            f"{name} needs at least {needs.teachers} teachers, and {whose} {count}. Add one to "
+            "teachers, or take it out."
         )
-    elif count == 0 < needs.teachers:
-        yield Mistake(location, "the recipe has no teachers. Add teachers: {NAME: ...}.")
-    elif count < needs.teachers:
-        yield Mistake(
-            location,
-            f"{name} needs at least {needs.teachers} teachers, and {whose} "
-            f"{count}. Add one to teachers, or take it out.",
+    if needs.at_most is not None and count > needs.at_most:
+        return (
+            f"{name} takes at most {needs.at_most} teacher(s), and {whose} {count}. Take one out, "
+            f"or {name}."
         )
-    elif needs.at_most is not None and count > needs.at_most:
-        yield Mistake(
-            location,
-            f"{name} takes at most {needs.at_most} teacher(s), and {whose} "
-            f"{count}. Take one out, or {name}.",
+    if needs.expertise and not own:
+        return (
+            f"{name} needs what an expertise phase learns of the recipe's teachers, and the phase "
+            f"follows {', '.join(step.teachers)}. Take follow out, or {name}."
         )
-    elif needs.expertise and whose == "the phase follows":
-        yield Mistake(
-            location,
-            f"{name} needs what an expertise phase learns of the recipe's "
-            f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
-            f"{name}.",
+    if needs.expertise and fits is None:
+        return (
+            f"{name} needs what an expertise phase learns of the teachers as they are then. Add "
+            "- expertise: {split: validation} before it (after the last fine-tuning of a teacher)."
         )
-    elif needs.expertise and context.expertise is None:
-        yield Mistake(
-            location,
-            f"{name} needs what an expertise phase learns of the teachers as "
-            "they are then. Add - expertise: {split: validation} before it (after the last "
-            "fine-tuning of a teacher).",
+    if needs.expertise and fits and step.phase.followed and fits.phase.leaves_out_teachers:
+        return (
+            f"{name} is fitted on the teachers that {fits.location} leaves, and the phase follows "
+            "those of the recipe, whoever was left out. Take follow out, or leave_out of "
+            f"{fits.location}."
         )
-    elif needs.expertise and context.phase.followed is not None:
-        fits = context.expertise
-        if fits is not None and fits.phase.leaves_out_teachers:
-            yield Mistake(
-                location,
-                f"{name} is fitted on the teachers that phases.{fits.name} "
-                "leaves, and the phase follows those of the recipe, whoever was left out. Take "
-                f"follow out, or leave_out of phases.{fits.name}.",
-            )
+    return None
 
 
-def _part_mistakes(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
+def _part_mistakes(step: Step) -> Iterator[Mistake]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
-    split, held = phase.cached_split, None
-    if split is not None:
-        held = context.held(split)
-        live = any(part.all_needs().live_teachers for _, part in phase.parts())
-        if held is None and not context.may_be_cached and not live:
-            yield Mistake(
-                context.location,
-                "teachers=cached, and no cache phase before it holds the "
-                f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "
-                f"{{splits: {split}}} before it (after the last fine-tuning of a teacher), or set "
-                "teachers=live.",
-            )
-    mixed, of_tokens = len(context.teachers) > 1, []
+    phase, split = step.phase, step.phase.cached_split
+    held = None if split is None else step.held(split)
+    live = any(part.all_needs().live_teachers for _, part in phase.parts())
+    if split is not None and held is None and not step.may_be_cached and not live:
+        yield Mistake(
+            step.location,
+            "teachers=cached, and no cache phase before it holds the signals of the teachers, as "
+            f"they are then, on split {split!r}. Add - cache: {{splits: {split}}} before it (after "
+            "the last fine-tuning of a teacher), or set teachers=live.",
+        )
+    of_tokens = []
     for key, part in phase.parts():
-        here = context.at(f"{context.location}.{key}")
-        needs = part.all_needs()
+        needs, location = part.all_needs(), f"{step.location}.{key}"
+        unmet = _unmet(part, step, _remedy(part, phase, step.task))
         if needs.teachers and not phase.runs_teachers:
-            yield Mistake(
-                here.location,
-                f"{part.part_name} needs teachers, and a {phase.kind} phase runs "
-                "none. Take it out, or use it in a distil phase.",
+            unmet = (
+                f"{part.part_name} needs teachers, and a {phase.kind} phase runs none. Take it "
+                "out, or use it in a distil phase."
             )
+        if unmet is not None:
+            yield Mistake(location, unmet)
             continue
-        unmet = list(_unmet(part, here, _remedy(part, phase, context.task)))
-        yield from unmet
-        if not unmet and split is not None:
-            if needs.live_teachers:
-                yield Mistake(
-                    here.location,
-                    "reads of the teachers what no cache holds. Set "
-                    f"{context.location}.teachers=live.",
-                )
-            elif held is not None:
-                yield from _cache_mistakes(part, here, held, split, context.location)
-        if not unmet:
-            yield from part.mistakes(here)
-        mixed |= isinstance(part, Routing) and not part.keeps_lone_teacher
-        if needs.every_token and not unmet:
-            of_tokens.append(here.location)
-    if mixed:
-        yield from (_of_mixed_tokens(location, context) for location in of_tokens)
+        if split is not None and needs.live_teachers:
+            what = f"reads of the teachers what no cache holds. Set {step.location}.teachers=live."
+            yield Mistake(location, what)
+        elif held is not None:
+            yield from _cache_mistakes(part, step, held, location)
+        yield from part.mistakes(step.at(location))
+        if needs.every_token:
+            of_tokens.append(location)
+    policies = (part for _, part in phase.parts() if isinstance(part, Routing))
+    if any(not policy.keeps_lone_teacher for policy in policies) or len(step.teachers) > 1:
+        yield from (_of_mixed_tokens(location, step) for location in of_tokens)
 
 
 def _remedy(part: Part, phase: PhaseSettings, task: TaskSettings) -> str:
@@ -177,124 +147,102 @@ def _remedy(part: Part, phase: PhaseSettings, task: TaskSettings) -> str:
     return f"Choose {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}."
 
 
-def _cache_mistakes(
-    part: Part, context: Step, held: Cache, split: str, phase: str
-) -> Iterator[Mistake]:
-    """What a part reads and the cache does not hold.
-
-    held: the cache phase that holds the split. phase: the location of the phase that reads it.
-    """
-    location, needs = context.location, part.all_needs()
+def _cache_mistakes(part: Part, step: Step, held: Cache, location: str) -> Iterator[Mistake]:
+    """What a part reads and the cache phase that holds the phase's split does not keep."""
+    needs, live = part.all_needs(), f"{step.location}.teachers=live"
+    holds = f"the cache of split {step.phase.cached_split!r}"
     if isinstance(part, LayeredTerm) and part.cached_layers() is None:
         yield Mistake(
             f"{location}.layers={part.layers}",
-            "the teachers' depths tell which layers "
-            "these are, and a cache has its layers by number. Name pairs, "
-            f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live.",
+            "the teachers' depths tell which layers these are, and a cache has its layers by "
+            f"number. Name pairs, {{STUDENT: TEACHER}}, or set {live}.",
         )
-    missing = [layer for layer in needs.states if layer not in held.hidden]
-    if missing:
+    if missing := [layer for layer in needs.states if layer not in held.hidden]:
         yield Mistake(
             location,
-            "needs the teachers' hidden states of layer(s) "
-            f"{', '.join(map(str, missing))}, and the cache of split {split!r} does not hold them. "
-            f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
-            f"{phase}.teachers=live.",
+            f"needs the teachers' hidden states of layer(s) {', '.join(map(str, missing))}, and "
+            f"{holds} does not hold them. Set hidden: {sorted({*missing, *held.hidden})} in its "
+            f"cache phase, or {live}.",
         )
-    if needs.fitted_states and context.fitted_states and -1 not in held.hidden:
+    if needs.fitted_states and step.fitted_states and -1 not in held.hidden:
         reads = "reads" if part.runs else "may choose the gate, which reads"
         yield Mistake(
             location,
-            f"{part.part_name} {reads} the teachers' last states, and the cache of split "
-            f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
-            "in the expertise phase for a gate of logits.",
+            f"{part.part_name} {reads} the teachers' last states, and {holds} holds logits alone. "
+            "Set hidden: [-1] in its cache phase, or states: false in the expertise phase for a "
+            "gate of logits.",
         )
-    if context.task.predicts != "token":  # logits of classes, and numbers, are stored as they are
-        return
     codec = held.codec
-    if codec.keeps_logits:
-        return
+    if step.task.predicts != "token" or codec.keeps_logits:
+        return  # logits of classes, and numbers, are stored as they are
     stored = f"the cache holds distributions with codec {codec.name!r}"
-    if isinstance(part, SoftenedTerm) and part.temperature != held.codec.temperature:
+    if isinstance(part, SoftenedTerm) and part.temperature != codec.temperature:
         yield Mistake(
             f"{location}.temperature={part.temperature}",
-            f"{stored} at temperature "
-            f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same.",
+            f"{stored} at temperature {codec.temperature}. Set codec.temperature in the cache "
+            "phase to the same.",
         )
     if needs.logits:
+        keeping = " or ".join(name for name, one in CODECS.items() if one.keeps_logits)
         yield Mistake(
             location,
-            f"needs the teacher's logits, and {stored}. Set codec: {{name: "
-            f"{_that_keep_logits()}}} in the cache phase, or teachers=live.",
+            f"needs the teacher's logits, and {stored}. Set codec: {{name: {keeping}}} in the "
+            "cache phase, or teachers=live.",
         )
 
 
-def _of_mixed_tokens(location: str, context: Step) -> Mistake:
+def _of_mixed_tokens(location: str, step: Step) -> Mistake:
     """What mixes teachers reads their logits: of every token they are [tokens, vocabulary] of each,
     which a lone teacher's never are."""
-    count = len(context.teachers)
+    count = len(step.teachers)
     whose = f"{count} teachers are mixed" if count > 1 else "the policy weighs the teacher"
     return Mistake(
         location,
         f"counts every token of a text, and {whose} by logits of every token over the whole "
-        f"vocabulary. Name one teacher, {context.location}.follow: [NAME], without a routing, or "
+        f"vocabulary. Name one teacher, {step.location}.follow: [NAME], without a routing, or "
         "count masked tokens alone, where the term has `rows`.",
     )
 
 
-def _that_keep_logits() -> str:
-    return " or ".join(name for name, codec in CODECS.items() if codec.keeps_logits)
-
-
-def file_mistakes(phase: PhaseSettings, context: Step) -> Iterator[Mistake]:
-    """Phases that train such a teacher, read its states or attention, or have a task of which it
-    can say nothing."""
-    files = context.recipe.from_files
+def _file_mistakes(step: Step) -> Iterator[Mistake]:
+    """Of teachers that are files of predictions: phases that train one, read its states or
+    attention, or have a task of which it can say nothing."""
+    phase, task, files, at = step.phase, step.task, step.recipe.from_files, step.location
     for name in phase.starts:
         if name in files:
             yield Mistake(
-                context.location,
-                f"trains {name!r}, of which there is a file of predictions and "
-                "no model. Name a teacher with a model, or the student.",
+                at,
+                f"trains {name!r}, of which there is a file of predictions and no model. Name a "
+                "teacher with a model, or the student.",
             )
-    asked = [name for name in context.teachers if name in files] if phase.runs_teachers else []
+    asked = [name for name in step.teachers if name in files] if phase.runs_teachers else []
     if not asked:
         return
-    whose = f"teacher {asked[0]!r} is a file of predictions"
-    task = context.task
-    if len(context.recipe.tasks_by_name) > 1:
-        yield Mistake(
-            f"teachers.{asked[0]}.predictions", "a file is of one task, and the recipe has several."
-        )
+    file = f"teachers.{asked[0]}.predictions"
+    if len(step.recipe.tasks_by_name) > 1:
+        yield Mistake(file, "a file is of one task, and the recipe has several.")
     if not has_files(task):
         yield Mistake(
-            f"teachers.{asked[0]}.predictions",
-            f"phase {context.name!r} is of "
-            f"{task.location}.type={task.type}, and a file is read for texts or words with "
-            "labels, and for numbers. Give a model.",
+            file,
+            f"phase {step.name!r} is of {task.location}.type={task.type}, and a file is read for "
+            "texts or words with labels, and for numbers. Give a model.",
         )
         return
+    whose = f"and teacher {asked[0]!r} is a file of predictions, which has none"
     if isinstance(phase, Expertise) and phase.states:
-        yield Mistake(
-            f"{context.location}.states",
-            f"lets the gate read the teachers' states, and {whose}, "
-            f"which has none. Set {context.location}.states=false.",
-        )
-    if isinstance(phase, Cache) and phase.hidden:
-        yield Mistake(
-            f"{context.location}.hidden",
-            f"keeps the teachers' states, and {whose}, which has none. "
-            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME].",
-        )
+        what = f"lets the gate read the teachers' states, {whose}. Set {at}.states=false."
+        yield Mistake(f"{at}.states", what)
+    reads = {"hidden": "hidden"} if isinstance(phase, Cache) and phase.hidden else {}
     for key, part in phase.parts():
         needs = part.all_needs()
         if needs.states or needs.live_teachers:
-            yield Mistake(
-                f"{context.location}.{key}",
-                f"reads the teachers' states or attention, and {whose}, "
-                f"which has none. Take {part.part_name} out, or leave the teacher out with "
-                f"{context.location}.follow=[NAME].",
-            )
+            reads[key] = part.part_name
+    for key, name in reads.items():
+        yield Mistake(
+            f"{at}.{key}",
+            f"asks for the teachers' states or attention, {whose}. Take {name} out, or leave the "
+            f"teacher out with {at}.follow=[NAME].",
+        )
 
 
 def has_files(task: TaskSettings) -> bool:
@@ -313,7 +261,7 @@ def shared_cache_mistakes(recipe: Recipe) -> Iterator[Mistake]:
             encoders = [name for name in step.teachers if name not in recipe.from_files]
             length = recipe.task_of(phase).max_length
             for why in _folder_mistakes(phase.shared, encoders, length):
-                yield Mistake(f"phases.{step.name}.folder={phase.folder}", why)
+                yield Mistake(f"{step.location}.folder={phase.folder}", why)
 
 
 def _folder_mistakes(folder: Path, teachers: Collection[str], max_length: int) -> Iterator[str]:

@@ -134,16 +134,16 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def _lines(places: Places, errors: Iterable[Any]) -> list[str]:
-    """A line for each of pydantic's errors, in the order of the file: place, key, rule and fix."""
+    """A line for each of pydantic's errors, in the order of the file: location, key, rule and fix."""
     found = []
     for error in errors:
         # Where several forms are possible, pydantic names the chosen one in between: <section>.
         at = tuple(step for step in error["loc"] if not str(step).startswith("<"))
-        rule, place = _rule(error), places.of(at)
-        source, _, line = place.rpartition(":")
-        order = (source, int(line)) if line.isdigit() else (place, 0)
+        rule, location = _rule(error), places.of(at)
+        source, _, line = location.rpartition(":")
+        order = (source, int(line)) if line.isdigit() else (location, 0)
         where = ".".join(map(str, at)) or "recipe"
-        found.append((order, f"{place}  {where}: {rule}" + ("" if rule.endswith("?") else ".")))
+        found.append((order, f"{location}  {where}: {rule}" + ("" if rule.endswith("?") else ".")))
     return list(dict.fromkeys(line for _, line in sorted(found)))
 
 

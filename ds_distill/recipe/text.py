@@ -64,7 +64,7 @@ class Text:
         for path in self.places.below(at):
             del self.places[*at, *path]
         self.at(at[:-1])[at[-1]] = value
-        self.places |= {(*at, *path): place for path, place in places.items()}
+        self.places |= {(*at, *path): location for path, location in places.items()}
 
     def override(self, change: str) -> None:
         """Set `key=value`, whose value is YAML."""
@@ -73,11 +73,11 @@ class Text:
             raise UserError(
                 f"override {change!r} is not of the form key=value, e.g. training.epochs=1."
             )
-        place = f"command line {change!r}"
-        new, places = parse(value, place, lines=False)
-        self.put(self._address(key.split("."), place), new, places)
+        location = f"command line {change!r}"
+        new, places = parse(value, location, lines=False)
+        self.put(self._address(key.split("."), location), new, places)
 
-    def _address(self, steps: Sequence[str | int], place: str) -> KeyPath:
+    def _address(self, steps: Sequence[str | int], location: str) -> KeyPath:
         """The path of a key, with a phase by its name, kind or number. A section on the way that is
         not there is made."""
         at: KeyPath = ()
@@ -85,12 +85,12 @@ class Text:
             step, *steps = steps
             match above := self.at(at):
                 case list():
-                    at = (*at, number_of(above, str(step), place))
+                    at = (*at, number_of(above, str(step), location))
                 case dict():
                     at = (*at, step)
                 case _:
                     held = ".".join(map(str, at))
-                    raise UserError(f"{place}: {held} holds a value, not a section.")
+                    raise UserError(f"{location}: {held} holds a value, not a section.")
             if not steps:
                 return at
             if at[0] == "phases" and len(at) == 2 and isinstance(above, list):
@@ -98,17 +98,17 @@ class Text:
                 if steps[0] == at[-1] and len(steps) > 1:
                     steps = steps[1:]  # as messages write it: phases.0.fine-tune.epochs
             elif self.at(at) is None:
-                self.put(at, {}, Places({(): place}))
+                self.put(at, {}, Places({(): location}))
 
     def _kind(self, at: KeyPath) -> str:
         """That of a phase, which from now on is one key with its settings."""
-        place = self.places.of(at)
+        location = self.places.of(at)
         try:
             kind, body = one_key(self.at(at))
         except ValueError as error:
-            raise UserError(f"{place}  {at[0]}.{at[1]}: {error}.") from error
+            raise UserError(f"{location}  {at[0]}.{at[1]}: {error}.") from error
         if not body:
-            self.put(at, {kind: {}}, Places({(): place, (kind,): place}))
+            self.put(at, {kind: {}}, Places({(): location, (kind,): location}))
         return kind
 
     def lay_over(self, changes: Text, at: KeyPath = ()) -> None:
@@ -147,7 +147,7 @@ class Text:
                             f"{where}: null removes a key, but the recipe has no such key here. "
                             "Leave the line out."
                         )
-                    self.put(here, value, places)  # should it be required, its place is told
+                    self.put(here, value, places)  # should it be required, its location is told
                     del self.at(tuple(above))[last]
                 case _:
                     self.put(here, value, places)
@@ -173,7 +173,7 @@ def one_key(item: Any) -> tuple[str, Any]:
     raise ValueError("a phase is one key with its settings, e.g. - evaluate: {split: test}")
 
 
-def number_of(items: list[Any], name: str, place: str) -> int:
+def number_of(items: list[Any], name: str, location: str) -> int:
     """A list's item by number, or a phase by its name or kind."""
     if name.isdigit() and int(name) < len(items):
         return int(name)
@@ -185,8 +185,8 @@ def number_of(items: list[Any], name: str, place: str) -> int:
         return names.index(name)
     if name in names:
         numbers = " or ".join(str(number) for number, one in enumerate(names) if one == name)
-        raise UserError(f"{place}: {name!r} names several items; use a number: {numbers}.")
-    raise UserError(f"{place}: no item {name!r} in the list. It has: {', '.join(names)}.")
+        raise UserError(f"{location}: {name!r} names several items; use a number: {numbers}.")
+    raise UserError(f"{location}: no item {name!r} in the list. It has: {', '.join(names)}.")
 
 
 # ------------------------------------------------------------------------------------------ YAML
@@ -249,15 +249,15 @@ class _Loader(yaml.SafeLoader):
         value = None if node is None else self._value(node, (), node.start_mark)
         return value, self._places or Places({(): self._source})
 
-    def _place(self, mark: yaml.Mark) -> str:
+    def _location(self, mark: yaml.Mark) -> str:
         return f"{self._source}:{mark.line + 1}" if self._lines else self._source
 
     def _value(self, node: yaml.Node, at: KeyPath, mark: yaml.Mark) -> Any:
         """mark: where its key stands."""
-        self._places[at] = place = self._place(mark)
+        self._places[at] = location = self._location(mark)
         if len(self._places) > MAX_VALUES:
             raise UserError(
-                f"{place}: the recipe grows beyond {MAX_VALUES} values; aliases (*name) may repeat "
+                f"{location}: the recipe grows beyond {MAX_VALUES} values; aliases (*name) may repeat "
                 "too much. Write fewer."
             )
         if isinstance(node, yaml.SequenceNode):
@@ -267,12 +267,12 @@ class _Loader(yaml.SafeLoader):
             return self._scalar(node)
         found: dict[Any, Any] = {}
         for name, value in node.value:
-            key, place = self._scalar(name), self._place(name.start_mark)
+            key, location = self._scalar(name), self._location(name.start_mark)
             if not isinstance(key, str | int):
-                raise UserError(f"{place}: a key must be a word, got {key!r}.")
+                raise UserError(f"{location}: a key must be a word, got {key!r}.")
             if key in found:
                 raise UserError(
-                    f"{place}: key {key!r} stands twice in one section. Keep one of them."
+                    f"{location}: key {key!r} stands twice in one section. Keep one of them."
                 )
             found[key] = self._value(value, (*at, key), name.start_mark)
         return found
@@ -283,7 +283,7 @@ class _Loader(yaml.SafeLoader):
         if node.tag in _VALUE_OF:
             return _VALUE_OF[node.tag](node.value)
         raise UserError(
-            f"{self._place(node.start_mark)}: YAML tags are not allowed (found {node.tag!r}). "
+            f"{self._location(node.start_mark)}: YAML tags are not allowed (found {node.tag!r}). "
             "Write the plain value."
         )
 

@@ -12,13 +12,8 @@ import transformers
 import yaml
 from typer.testing import CliRunner
 
-from ds_distill.check.notes import class_counts, near_labels
+from ds_distill.check.notes import class_counts
 from ds_distill.cli import app
-
-
-def test_names_that_may_be_one() -> None:
-    assert near_labels(["anger", "Joy", "anger ", "joy", "joyful"]) == [[0, 2], [1, 3]]
-    assert near_labels([f"label {number}" for number in range(2000)]) == []
 
 
 def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts() -> None:
@@ -76,10 +71,9 @@ def test_classes_are_counted_and_what_looks_wrong_is_named(
         in said
     )
     assert "task, split test, examples of each class: anger 1, joy 1, sad 1, Anger 0" in said
-    assert "differ in case or blanks alone: 'Anger' (1) and 'anger' (35); 'Joy' (1) and" in said
     assert "split 'validation' has no example of 3 of the classes: Anger, Joy, sad." in said
-    assert "1 text(s) stand in the data more than once, with other labels (3 examples): " in said
-    assert "'it rains' sad, joy, anger. One of the labels" in said
+    assert "1 text(s) stand in the data more than once, with other labels (3 examples), " in said
+    assert "such as 'it rains'. One of the labels" in said
 
 
 def test_sets_of_labels_are_compared_as_sets(
@@ -93,7 +87,7 @@ def test_sets_of_labels_are_compared_as_sets(
     )
     assert "task, split train, examples of each class: fog 3, rain 2, snow 0." in said
     assert "split 'train' has no example of 1 of the classes: snow." in said
-    assert "'wet' [rain, fog], [fog]. One" in said
+    assert "(3 examples), such as 'wet'. One" in said
 
 
 def test_what_is_right_is_counted_alone(

@@ -556,8 +556,8 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(
     assert mistakes().startswith("0 ")  # 1 where a mistake is raised: main() makes 2 of it
     for overrides, message in {
         "phases.expertise.states=true": "phases.expertise.states: lets the gate read the teachers'",
-        "phases.cache.hidden=[-1]": "phases.cache.hidden: keeps the teachers' states, and teacher",
-        "phases.distil.losses.hidden_mse={}": "phases.distil.losses.hidden_mse: reads the",
+        "phases.cache.hidden=[-1]": "phases.cache.hidden: asks for the teachers' states or",
+        "phases.distil.losses.hidden_mse={}": "phases.distil.losses.hidden_mse: asks for the",
         "phases.teach-second.models=first": "trains 'first', of which there is a file of predict",
         "teachers.first.model=x/y": "teachers.first.predictions: stands beside `model`: keep one",
         "teachers.first.predictions=null": "teachers.first.model: is required and missing: name a",
