@@ -16,7 +16,7 @@ from ds_distill.recipe.metrics.metric import (
     ratio,
 )
 from ds_distill.recipe.part import Needs
-from ds_distill.recipe.phase import PhaseSettings, TrainingPhase
+from ds_distill.recipe.phases import PhaseSettings, TrainingPhase
 from ds_distill.recipe.policies import Compared, Routing, Weighted
 from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, Share
 from ds_distill.recipe.sources import DataSource

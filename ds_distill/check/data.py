@@ -35,8 +35,7 @@ from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.metrics import METRICS, reported_metrics
-from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.recipe.phases import FineTune, PhaseSettings
+from ds_distill.recipe.phases import FineTune, PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of

@@ -27,8 +27,7 @@ from ds_distill.recipe.context import Model
 from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.part import imported
-from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.phases import Cache, TrainingPhase
 from ds_distill.recipe.policies import Routing
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher

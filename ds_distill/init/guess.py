@@ -66,21 +66,21 @@ class Guess:
 def guess(data: Path, options: DataOptions) -> Guess:
     """Raises UserError for data that cannot be read, or whose columns cannot be told."""
     splits, files = _splits(data)
-    train = _Table.read(files["train"], options)
-    judges = [split for split in ("validation", "test") if split in files]
-    labelled = options.task == "masked-lm" or train.has_labels()
-    others = (_Table.read(files[split], options) for split in judges if not labelled)
-    told = next((table for table in others if table.has_labels()), train)
+    used = [split for split in ("train", "validation", "test") if split in files]
+    tables = {split: _Table.read(files[split], options) for split in used}
+    train, of_task = tables["train"], options.task
+    labelled = [table for table in tables.values() if of_task == "masked-lm" or table.has_labels()]
+    told = next(iter(labelled), train)
     task, named = told.columns_of_task()
-    label = next((named[key] for key in _OF_LABELS if key in named), None)
     notes = [f"{files['train'].name} has the columns {', '.join(train.values)}."]
     if train.reader.read_as is not None:
         notes.append(f"It is read as {train.reader.read_as}.")
     if told is not train:
         notes.append(f"It has no labels: {told.reader.name} says what they are.")
         splits = {name: file.name for name, file in files.items()}
-    for split in judges if label is not None else ():
-        if not _Table.read(files[split], options).values.get(label or ""):
+    label = next((named[key] for key in _OF_LABELS if key in named), None)
+    for split in used[1:] if label is not None else ():
+        if not tables[split].values.get(label or ""):
             notes.append(f"{files.pop(split).name} has no labels, and is left out.")
             splits = {name: file.name for name, file in files.items()}
     texts = [name for key, name in named.items() if key not in _OF_LABELS]
@@ -89,14 +89,13 @@ def guess(data: Path, options: DataOptions) -> Guess:
             f"{train.reader.name}: no column {lacks[0]!r}, which {told.reader.name} has. Call the "
             "columns alike in all files."
         )
-    reads = [train.rows[name] for name in texts]
-    some = list(zip(*reads, strict=True))[:: max(1, len(reads[0]) // LENGTHS)]
     usual = Columns().model_dump()
     own = {key: name for key, name in named.items() if usual[key] != name}
     if own == {"text": "text_a", "text_b": "text_b"}:
         own = {}  # taken without naming them
-    read = [_texts(row) for row in some]
-    return Guess(task, own, splits, tuple(files), read, told is train, notes)
+    rows = list(zip(*(train.rows[name] for name in texts), strict=True))
+    some = [_texts(row) for row in rows[:: max(1, len(rows) // LENGTHS)]]
+    return Guess(task, own, splits, tuple(files), some, told is train, notes)
 
 
 _OF_LABELS = ("label", "tags", "spans", "answers")
@@ -117,10 +116,9 @@ def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
             f"{data}: {'no' if not trains else 'more than one'} file for the split train (it has: "
             f"{there}). Name one train.csv, or give one file in place of the folder."
         )
-    [train] = trains  # own_train beside own_val
-    found = {"train": files[train]}
+    found = {"train": files[trains[0]]}  # own_train beside own_val
     for name, split in {"validation": "validation", "test": "test", **USUAL_NAMES}.items():
-        other = re.sub("train", name, train, flags=re.IGNORECASE)
+        other = re.sub("train", name, trains[0], flags=re.IGNORECASE)
         if other in files:
             found.setdefault(split, files[other])
     return {split: file.name for split, file in found.items()}, found
@@ -129,21 +127,6 @@ def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
 def _texts(fields: Sequence[Any]) -> list[str]:
     flat = [item for one in fields for item in (one if isinstance(one, list) else [one])]
     return [str(item) for item in flat if item is not None]
-
-
-def _are_texts(lists: Sequence[list[Any]]) -> bool:
-    return all(isinstance(item, str) for one in lists for item in one)
-
-
-def _number(value: Any, reader: Reader) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and not reader.numbers_are_text:
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -176,44 +159,50 @@ class _Table:
     def shape(self, name: str) -> str:
         """What a column holds: "" for nothing, or what is none of these."""
         values = self.values[name]
-        if not values:
-            return ""
-        if all(isinstance(value, list) for value in values):
+        if values and all(isinstance(value, list) for value in values):
             return "lists"
-        if self.reader.label_names(name) is not None:
+        if values and self.reader.label_names(name) is not None:
             return "classes"
-        numbers = [_number(value, self.reader) for value in values]
-        if None not in numbers:
+        numbers = [self._number(value) for value in values]
+        if values and None not in numbers:
             whole = all(number is not None and number.is_integer() for number in numbers)
             return "whole numbers" if whole else "numbers"
-        return "texts" if all(isinstance(value, str) for value in values) else ""
+        return "texts" if values and all(isinstance(value, str) for value in values) else ""
+
+    def _number(self, value: Any) -> float | None:
+        text = isinstance(value, str) and self.reader.numbers_are_text
+        if isinstance(value, bool) or not (text or isinstance(value, int | float)):
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            return None
 
     def columns_of_task(self) -> tuple[str, dict[str, str]]:
         """The task, and its columns by their keys."""
         asked, names = self.options.task, self.values.keys()
+        found: tuple[str, ...] = ()
+        columns: dict[str, str] = {}
         if asked == "masked-lm":
             return asked, _as_pair(self._text_columns())
         if {"question", "context", "answers"} <= names and self._may_be("answers"):
-            columns = {key: key for key in ("question", "context", "answers")}
-            found = "extractive-qa", columns
+            found, columns = _QUESTIONS, {key: key for key in ("question", "context", "answers")}
         elif "tokens" in names and (tags := self._tags()):
             what = "Which column has the tags?"
             tag = "tags" if "tags" in tags else _only(what, tags, "--label")
-            found = "token-classification", {"tokens": "tokens", "tags": tag}
+            found, columns = _WORDS, {"tokens": "tokens", "tags": tag}
         elif "spans" in names and self._may_be("spans"):
-            [text] = self._text_columns()[:1]
-            found = "token-classification", {"text": text, "spans": "spans"}
-        elif asked in (None, "single-label", "multi-label", "regression"):
+            found, columns = _WORDS, {"text": self._text_columns()[0], "spans": "spans"}
+        elif asked is None or asked in _TEXTS:
             label = self._label_column()
-            found = self._task_of(label), {**_as_pair(self._text_columns(label)), "label": label}
-        else:
-            found = "", {}
-        if asked is not None and not _alike(asked, found):
+            columns = {**_as_pair(self._text_columns(label)), "label": label}
+            found = (self._task_of(label), *_TEXTS)
+        if asked is not None and asked not in found:
             raise UserError(
                 f"{self.reader.name}: no columns of the task {asked} (columns: "
                 f"{', '.join(names)}). docs/data.md says which it needs, and their names."
             )
-        return asked or found[0], found[1]
+        return asked or found[0], columns
 
     def has_labels(self) -> bool:
         """Whether it has the columns of a task, with labels."""
@@ -229,42 +218,45 @@ class _Table:
 
     def _tags(self) -> list[str]:
         """The columns that have in each row as many values as there are words."""
-        lengths = [*map(len, self.values["tokens"])]
-        asked = self.options.label
+        lengths, asked = [*map(len, self.values["tokens"])], self.options.label
         return [
             name
             for name, lists in self.values.items()
             if name != "tokens" and self.shape(name) == "lists" and asked in (None, name)
             if [*map(len, lists)] == lengths
-            if self.reader.label_names(name) is not None or _are_texts(lists)
+            if self.reader.label_names(name) is not None
+            or all(isinstance(item, str) for one in lists for item in one)
         ]
 
     def _task_of(self, label: str) -> str:
         shape, several = self.shape(label), len({*map(str, self.values[label])})
-        by_shape = {"lists": "multi-label", "numbers": "regression"}
         if shape == "whole numbers" and several > MOST_CLASSES:
             return "regression"
-        return by_shape.get(shape, "single-label")
+        return {"lists": "multi-label", "numbers": "regression"}.get(shape, "single-label")
 
     def _label_column(self) -> str:
-        given, columns = self.options.label, ", ".join(self.values)
-        if given is not None:
-            if given not in self.values:
-                raise UserError(f"--label {given}: {self.reader.name} has the columns {columns}.")
-            return given
+        if (given := self.options.label) is not None:
+            return self._known("--label", given)
         for name in ("label", "labels"):
             if self.values.get(name):
                 return name
         filled = [name for name, values in self.values.items() if values]
         possible = [name for name in filled if name.lower() in LABEL_NAMES]
-        if not possible:
-            possible = [name for name in filled if self._recur(name)]
+        possible = possible or [name for name in filled if self._recur(name)]
         if not possible:
             raise UserError(
-                f"{self.reader.name}: no column looks like labels (columns: {columns}). Name it: "
-                "--label COLUMN; or, for texts alone, --task masked-lm."
+                f"{self.reader.name}: no column looks like labels (columns: "
+                f"{', '.join(self.values)}). Name it: --label COLUMN; or, for texts alone, --task "
+                "masked-lm."
             )
         return _only("Which column has the labels?", possible, "--label")
+
+    def _known(self, option: str, name: str) -> str:
+        """A column that the user names."""
+        if name not in self.values:
+            columns = ", ".join(self.values)
+            raise UserError(f"{option} {name}: {self.reader.name} has the columns {columns}.")
+        return name
 
     def _recur(self, name: str) -> bool:
         """Whether a column has few different values, as labels are, or names of its numbers."""
@@ -275,11 +267,7 @@ class _Table:
     def _text_columns(self, label: str | None = None) -> list[str]:
         """One column, or two of a pair."""
         if self.options.text:
-            for name in self.options.text:
-                if name not in self.values:
-                    columns = ", ".join(self.values)
-                    raise UserError(f"--text {name}: {self.reader.name} has {columns}.")
-            return list(self.options.text[:2])
+            return [self._known("--text", name) for name in self.options.text[:2]]
         texts = [name for name in self.values if self.shape(name) == "texts" and name != label]
         for pair in PAIRS:
             if {*pair} <= {*texts}:
@@ -293,14 +281,10 @@ class _Table:
         return [_only("Which column has the text?", texts, "--text")]
 
 
-def _alike(asked: str, found: tuple[str, dict[str, str]]) -> bool:
-    """Whether a task is of the columns that were found."""
-    groups = (
-        {"extractive-qa", "character-spans"},
-        {"token-classification"},
-        {"single-label", "multi-label", "regression"},
-    )
-    return any({asked, found[0]} <= group for group in groups)
+_QUESTIONS = ("extractive-qa", "character-spans")
+_WORDS = ("token-classification",)
+_TEXTS = ("single-label", "multi-label", "regression")
+"""Tasks of the same columns, the one that is guessed first."""
 
 
 def _only(what: str, options: Sequence[str], flag: str) -> str:

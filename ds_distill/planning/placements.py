@@ -44,8 +44,7 @@ from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.phases import Cache, TrainingPhase
 from ds_distill.recipe.tasks import TaskSettings
 
 

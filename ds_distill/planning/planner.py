@@ -23,8 +23,14 @@ from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_name
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import Compact, Dense
 from ds_distill.recipe.lineage import model_at, steps
-from ds_distill.recipe.phase import TrainingPhase, training_name
-from ds_distill.recipe.phases import Cache, Distil, FineTune, PhaseSettings
+from ds_distill.recipe.phases import (
+    Cache,
+    Distil,
+    FineTune,
+    PhaseSettings,
+    TrainingPhase,
+    training_name,
+)
 from ds_distill.recipe.tasks import TASKS
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.recipe import LONE_TASK, Recipe
-from ds_distill.recipe.phase import TrainingPhase
+from ds_distill.recipe.phases import TrainingPhase
 from ds_distill.training.meter import WARM_UP_STEPS
 
 SAMPLE = STEPS_AHEAD

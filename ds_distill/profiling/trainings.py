@@ -23,8 +23,7 @@ from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.profiling.flops import flops_of
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phase import TrainingPhase, training_name
-from ds_distill.recipe.phases import Distil
+from ds_distill.recipe.phases import Distil, TrainingPhase, training_name
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import PROFILE, RunFolder
 from ds_distill.run.observer import Amount, Observer

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ds_distill.errors import Mistake
 from ds_distill.recipe.tasks import TaskSettings
 
 
@@ -55,6 +56,16 @@ class Context:
     def model(self, name: str) -> Model:
         """What the phase finds under a name; without a mistake in the recipe there is one."""
         return self.found.get(name, Model(name, name))
+
+    def unknown(self, key: str, names: Iterable[str], but: Iterable[str] = ()) -> Iterator[Mistake]:
+        """Of models that a key of the phase names, those that are not there. but: models that
+        cannot be meant."""
+        there = sorted(self.models - {*but})
+        for name in names:
+            if name not in there:
+                known = ", ".join(there) or "none"
+                what = f"no model {name!r} before this phase. There are: {known}."
+                yield Mistake(f"{self.location}.{key}", what)
 
     def at(self, location: str) -> Self:
         return replace(self, location=location)

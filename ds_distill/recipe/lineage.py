@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ds_distill.recipe.context import Context, Model
-from ds_distill.recipe.phase import PhaseSettings
-from ds_distill.recipe.phases import Cache, Expertise
+from ds_distill.recipe.phases import Cache, Expertise, PhaseSettings
 from ds_distill.recipe.schema import Recipe
 
 

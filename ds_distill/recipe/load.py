@@ -134,7 +134,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def _lines(places: Places, errors: Iterable[Any]) -> list[str]:
-    """A line for each of pydantic's errors, in the order of the file: location, key, rule and fix."""
+    """A line for each of pydantic's errors, in the order of the file: where, key, rule and fix."""
     found = []
     for error in errors:
         # Where several forms are possible, pydantic names the chosen one in between: <section>.

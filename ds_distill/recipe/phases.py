@@ -1,54 +1,209 @@
-"""The phases of a recipe."""
+"""The phases of a recipe: what the settings of all have, of those that train, and each kind's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, model_validator
 
 from ds_distill.errors import Mistake
 from ds_distill.recipe.codecs import Codec, Compact
 from ds_distill.recipe.context import Context
-from ds_distill.recipe.part import Needs, Part, a_key_each, names_alone
-from ds_distill.recipe.phase import (
-    PHASES,
-    FollowingPhase,
-    PhaseSettings,
-    TrainingPhase,
-)
+from ds_distill.recipe.part import Needs, Part
 from ds_distill.recipe.policies import Average, Policy, Routing
-from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, Several, Share, keyed
+from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, Several, Share
 from ds_distill.recipe.tasks import TaskSettings
-from ds_distill.recipe.terms import (
-    Losses,
-    SoftenedTerm,
-    losses_of,
-)
-from ds_distill.recipe.text import one_key
+from ds_distill.recipe.terms import Losses, SoftenedTerm, losses_of
 from ds_distill.recipe.training import Training
 
-__all__ = [
-    "PHASES",
-    "Cache",
-    "Distil",
-    "Evaluate",
-    "ExpandVocabulary",
-    "Expertise",
-    "FineTune",
-    "Focus",
-    "FollowingPhase",
-    "Phase",
-    "PhaseSettings",
-    "TrainingPhase",
-]
+PHASES: dict[str, type[PhaseSettings]] = {}
+
+Makes = Literal["student", "control", "start", "cache", "expertise", "evaluation"]
+
+
+class PhaseSettings(Part):
+    """Settings of a phase. What other code asks of a phase it asks here, and not of its kind. It
+    runs a function (settings, number, name, run) -> record: JSON values."""
+
+    kind_of_part, key, table = "phase", "kind", PHASES
+
+    makes: ClassVar[Makes | None] = None
+    """What it leaves for later phases and for the report: a `student` learns from teachers, a
+    `control` (or a teacher) from labels, and a `start` from nothing so far; all are `outputs`."""
+
+    runs_teachers: ClassVar[bool] = False
+    """Whether it runs the recipe's teachers as they are."""
+
+    kind: str
+    name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
+    task: Name | None = None
+    """The task that it works on, by its name in `tasks`. Default: the only one."""
+
+    def of_task(self, task: TaskSettings) -> Self:
+        """The settings with what is by default otherwise in another kind of task; the recipe says
+        of which kind theirs is, once it has been read."""
+        return self
+
+    @property
+    def starts(self) -> list[str]:
+        """Names of the models that it starts from: teachers', `student`, or those of models that
+        earlier phases trained."""
+        return []
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the models that it trains."""
+        return []
+
+    def start_of(self, output: str) -> str:
+        """The model that one of its outputs starts from."""
+        each = len(self.starts) == len(self.outputs)
+        return self.starts[self.outputs.index(output) if each else 0]
+
+    @property
+    def learns_from(self) -> list[str]:
+        """Splits that it trains on or fits to: figures on them say nothing of its outputs."""
+        return []
+
+    @property
+    def reads(self) -> list[tuple[str, bool]]:
+        """Splits that it reads, and of each whether it needs labels."""
+        return []
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens of its outputs, where these have more than what they start from."""
+        return None
+
+    @property
+    def followed(self) -> list[str] | None:
+        """Names of the models that teach in it; None for the recipe's teachers."""
+        return None
+
+    @property
+    def leaves_out_teachers(self) -> bool:
+        """Whether its record names the only `teachers` that the phases after it have."""
+        return False
+
+    @property
+    def cached_split(self) -> str | None:
+        """The split whose teacher signals it reads from an earlier cache phase, if it does."""
+        return None
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """(key within the phase, settings) of the parts that it uses, such as its terms."""
+        yield from ()
+
+    def lists(self) -> dict[str, list[str]]:
+        """By key: lists that must hold something, and nothing twice."""
+        return {}
+
+    def labels_named(self) -> dict[str, list[str]]:
+        """By key: labels that must be the task's."""
+        return {}
+
+
+class FollowingPhase(PhaseSettings):
+    """Settings of a phase that can have other teachers than the recipe's."""
+
+    runs_teachers = True
+
+    follow: Several[Name] | None = None
+    """The models that teach in it, in this order: teachers' names, or those of models that earlier
+    phases trained, as they are by then. Default: the recipe's teachers."""
+
+    @property
+    def followed(self) -> list[str] | None:
+        return self.follow
+
+    def lists(self) -> dict[str, list[str]]:
+        return {**super().lists(), **({} if self.follow is None else {"follow": self.follow})}
+
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
+        """Models to follow that are not there, or cannot teach."""
+        yield from super().mistakes(context)
+        if "student" in (follow := self.follow or []):
+            yield Mistake(
+                f"{context.location}.follow",
+                "`student` is what is trained here. Save the model that is to teach under a name "
+                "of its own (save_as), and follow that.",
+            )
+        named = [name for name in follow if name != "student"]
+        yield from context.unknown("follow", named, but=["student"])
+
+
+class TrainingPhase(Training, PhaseSettings):
+    """Settings of a phase that trains models on one split."""
+
+    split: Name = "train"
+    """The split that it trains on; its labels are read where something needs them."""
+    losses: Losses
+    """Weighted terms, by name; the phase's loss is their sum."""
+
+    @property
+    def trainings(self) -> list[list[str]]:
+        """Its outputs, those together that one engine trains."""
+        return [[output] for output in self.outputs]
+
+    @property
+    def learns_from(self) -> list[str]:
+        return [self.split]
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        for name, term in self.losses.items():
+            yield f"losses.{name}", term
+
+    def labels_named(self) -> dict[str, list[str]]:
+        return {
+            f"losses.{name}.{key}": named
+            for name, settings in self.losses.items()
+            for key, named in settings.labels_named().items()
+        }
+
+    def mistakes(self, context: Context) -> Iterator[Mistake]:
+        """Steps without a term, an epoch that could be kept from before a term starts, and patience
+        with weights that are not the best."""
+        yield from self._training_mistakes(context)
+        yield from super().mistakes(context)
+
+    def _training_mistakes(self, context: Context) -> Iterator[Mistake]:
+        location, losses = context.location, self.losses
+        if self.patience is not None and self.keep != "best":
+            yield Mistake(
+                f"{location}.patience={self.patience}",
+                f"training would end after epochs without a better score, and keep={self.keep} "
+                f"keep the last of them. Set {location}.keep=best, or take patience out.",
+            )
+        late = {name: term.start for name, term in losses.items() if term.start > 0}
+        if late and self.keep == "best":
+            name = max(late, key=lambda name: late[name])
+            yield Mistake(
+                f"{location}.losses.{name}.from={late[name]:g}",
+                "keep=best could keep an epoch from before the term is active. Set "
+                f"{location}.keep=last.",
+            )
+        moving = sorted((one.start, one.until) for one in losses.values() if one.moves_student)
+        if not moving:
+            yield Mistake(
+                f"{location}.losses",
+                f"{', '.join(losses)} has no gradient for the student, which would learn nothing. "
+                "Add a term that has one, such as cross_entropy.",
+            )
+            return
+        covered = 0.0
+        for start, until in [*moving, (1.0, 1.0)]:
+            if start > covered:
+                yield Mistake(
+                    f"{location}.losses",
+                    f"no term is active from {covered:g} to {start:g} of the phase's steps. Let "
+                    "`from` and `until` of the terms meet.",
+                )
+                return
+            covered = max(covered, until)
 
 
 class Focus(Section):
@@ -109,21 +264,17 @@ class FineTune(TrainingPhase):
         return [(self.split, True)]
 
     def lists(self) -> dict[str, list[str]]:
-        focus = {"focus.classes": self.focus.classes} if self.focus is not None else {}
-        return {"models": self.models, **focus}
+        return {"models": self.models, **self._focused()}
 
     def labels_named(self) -> dict[str, list[str]]:
-        focus = {"focus.classes": self.focus.classes} if self.focus is not None else {}
-        return {**focus, **super().labels_named()}
+        return {**self._focused(), **super().labels_named()}
+
+    def _focused(self) -> dict[str, list[str]]:
+        return {} if self.focus is None else {"focus.classes": self.focus.classes}
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         yield from super().mistakes(context)
-        for model in self.models:
-            if model not in context.models:
-                yield Mistake(
-                    f"{context.location}.models",
-                    f"no model {model!r} here. There are: {', '.join(sorted(context.models))}.",
-                )
+        yield from context.unknown("models", self.models)
         yield from self._taught_control(context)
         if self.shared_head:
             yield from self._shared_head_mistakes(context)
@@ -237,13 +388,7 @@ class ExpandVocabulary(PhaseSettings):
                 f"is {context.task.type}. Name a masked-lm task (task: NAME), or take the phase "
                 "out.",
             )
-        if self.start not in context.models - set(context.given):
-            there = context.models - set(context.given)
-            yield Mistake(
-                f"{context.location}.start",
-                f"no student {self.start!r} before this phase. There "
-                f"are: {', '.join(sorted(there))}.",
-            )
+        yield from context.unknown("start", self.starts, but=context.given)
 
 
 class Expertise(PhaseSettings):
@@ -251,6 +396,7 @@ class Expertise(PhaseSettings):
     a gate. Compare all routing policies on it and choose one."""
 
     runs, makes = "ds_distill.phases.expertise:expertise", "expertise"
+    runs_teachers = True
     needs = Needs(teachers=1, classes=True)
 
     kind: Literal["expertise"] = "expertise"
@@ -277,10 +423,6 @@ class Expertise(PhaseSettings):
     @property
     def reads(self) -> list[tuple[str, bool]]:
         return [(self.split, True)]
-
-    @property
-    def runs_teachers(self) -> bool:
-        return True
 
     @property
     def leaves_out_teachers(self) -> bool:
@@ -351,7 +493,9 @@ class Distil(TrainingPhase, FollowingPhase):
     """The model it starts from: `student` or the name of an earlier trained model."""
     teachers: Literal["live", "cached"] = "live"
     """Teachers in the engine, or their signals from an earlier cache phase."""
-    routing: Several[Policy] = Field(default_factory=lambda: list[Routing]([Average()]))
+    routing: Annotated[Several[Policy], Field(min_length=1)] = Field(
+        default_factory=lambda: list[Routing]([Average()])
+    )
     """Which teacher an example follows: a policy's name, or its settings, or a list of them."""
     save_as: Name | None = None
     """Name of the student. Default: `student`, or with several routings the policy's."""
@@ -363,8 +507,6 @@ class Distil(TrainingPhase, FollowingPhase):
         policies = [routing.policy for routing in self.routing]
         if len(set(policies)) < len(policies):
             raise ValueError("`routing` lists a policy twice; use two distil phases with `save_as`")
-        if not policies:
-            raise ValueError("`routing` needs a policy, e.g. average")
         return self
 
     @property
@@ -399,12 +541,7 @@ class Distil(TrainingPhase, FollowingPhase):
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A start or a teacher that is not there, and what is wrong with any training."""
         yield from super().mistakes(context)
-        if self.start not in context.models:
-            yield Mistake(
-                f"{context.location}.start",
-                f"no model {self.start!r} before this phase. There are: "
-                f"{', '.join(sorted(context.models))}.",
-            )
+        yield from context.unknown("start", self.starts)
 
 
 START = "start"
@@ -416,6 +553,7 @@ class Evaluate(PhaseSettings):
     tokens, the same ones for all."""
 
     runs, makes = "ds_distill.phases.evaluate:evaluate", "evaluation"
+    runs_teachers = True
 
     kind: Literal["evaluate"] = "evaluate"
     split: Name = "test"
@@ -430,10 +568,6 @@ class Evaluate(PhaseSettings):
     def reads(self) -> list[tuple[str, bool]]:
         return [(self.split, True)]
 
-    @property
-    def runs_teachers(self) -> bool:
-        return True
-
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A model that has the name of the student before training."""
         if self.start and START in context.models:
@@ -444,32 +578,6 @@ class Evaluate(PhaseSettings):
             )
 
 
-class _OnePhase:
-    """Reads an item of `phases`, {KIND: {...}}; a phase that trains starts from `training`."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        names = [handler.generate_schema(name) for name in names_alone(PHASES)]
-        return core_schema.with_info_plain_validator_function(
-            _read,
-            json_schema_input_schema=core_schema.union_schema(
-                [a_key_each(PHASES, handler), *names]
-            ),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda phase: {phase.kind: phase.as_written(without=["kind"])}
-            ),
-        )
-
-
-def _read(item: Any, info: ValidationInfo) -> PhaseSettings:
-    if isinstance(item, PhaseSettings):
-        return item
-    kind, body = one_key(item)
-    if kind in PHASES and issubclass(PHASES[kind], Training):
-        shared = info.data.get("training", Training())  # not there where it has mistakes
-        body = {**shared.inherited(body), **body}
-    return keyed("phase", PHASES, {kind: body})[kind]
-
-
-Phase = Annotated[PhaseSettings, _OnePhase()]
+def training_name(outputs: Iterable[str]) -> str:
+    """The name of the training of models: of one its own, of several in one engine `A+B`."""
+    return "+".join(outputs)

@@ -11,18 +11,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
+    GetCoreSchemaHandler,
     PrivateAttr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from ds_distill.errors import Mistake
-from ds_distill.recipe.part import Package
-from ds_distill.recipe.phase import PhaseSettings
-from ds_distill.recipe.phases import Phase
-from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, refused
+from ds_distill.recipe.part import Package, a_key_each, names_alone
+from ds_distill.recipe.phases import PHASES, PhaseSettings
+from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, keyed, refused
 from ds_distill.recipe.tasks import Task, TaskSettings
-from ds_distill.recipe.text import Places
+from ds_distill.recipe.text import Places, one_key
 from ds_distill.recipe.training import Training
 
 LONE_TASK = "task"
@@ -142,6 +144,37 @@ class Student(Section):
 
 
 # ---------------------------------------------------------------------------------- recipe
+
+
+class _OnePhase:
+    """Reads an item of `phases`, {KIND: {...}}; a phase that trains starts from `training`."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        names = [handler.generate_schema(name) for name in names_alone(PHASES)]
+        return core_schema.with_info_plain_validator_function(
+            _read,
+            json_schema_input_schema=core_schema.union_schema(
+                [a_key_each(PHASES, handler), *names]
+            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda phase: {phase.kind: phase.as_written(without=["kind"])}
+            ),
+        )
+
+
+def _read(item: Any, info: ValidationInfo) -> PhaseSettings:
+    if isinstance(item, PhaseSettings):
+        return item
+    kind, body = one_key(item)
+    if kind in PHASES and issubclass(PHASES[kind], Training):
+        shared = info.data.get("training", Training())  # not there where it has mistakes
+        body = {**shared.inherited(body), **body}
+    return keyed("phase", PHASES, {kind: body})[kind]
+
+
+Phase = Annotated[PhaseSettings, _OnePhase()]
 
 
 class Logging(Section):

@@ -257,8 +257,8 @@ class _Loader(yaml.SafeLoader):
         self._places[at] = location = self._location(mark)
         if len(self._places) > MAX_VALUES:
             raise UserError(
-                f"{location}: the recipe grows beyond {MAX_VALUES} values; aliases (*name) may repeat "
-                "too much. Write fewer."
+                f"{location}: the recipe grows beyond {MAX_VALUES} values; aliases (*name) may "
+                "repeat too much. Write fewer."
             )
         if isinstance(node, yaml.SequenceNode):
             items = enumerate(node.value)

@@ -7,8 +7,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass, Over
-from ds_distill.recipe.phase import Makes
-from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.phases import PHASES, Makes
 from ds_distill.records import EvaluationRecord, TrainedModel
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}

@@ -6,8 +6,7 @@ from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, zero_stage
 from ds_distill.errors import UserError, first_line
 from ds_distill.process.activity import activity
-from ds_distill.recipe.phase import TrainingPhase
-from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings
+from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings, TrainingPhase
 from ds_distill.run.run import Run
 
 

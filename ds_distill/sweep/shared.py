@@ -12,7 +12,7 @@ from typing import Any
 from ds_distill.files import new_folder, write_text
 from ds_distill.process import failures, lease
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.phase import PhaseSettings
+from ds_distill.recipe.phases import PhaseSettings
 
 ASIDE = {"name", "description", "training", "phases"}
 """Sections of a recipe that earlier phases do not read: what phases take of `training` stands in

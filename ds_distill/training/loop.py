@@ -24,7 +24,7 @@ from ds_distill.models.load import save_model
 from ds_distill.process.activity import mark_step
 from ds_distill.process.signals import Stopped, saves_when_asked, stop_requested
 from ds_distill.process.timers import Timers, timed, timed_each, timing
-from ds_distill.recipe.phase import training_name
+from ds_distill.recipe.phases import training_name
 from ds_distill.records import Trained, TrainedModel
 from ds_distill.run.events import Bar
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples

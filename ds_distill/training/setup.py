@@ -16,7 +16,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.phase import TrainingPhase, training_name
+from ds_distill.recipe.phases import TrainingPhase, training_name
 from ds_distill.run.run import Run
 from ds_distill.training.validation import Validation
 

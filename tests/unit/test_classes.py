@@ -87,7 +87,7 @@ def test_sets_of_labels_are_compared_as_sets(
     )
     assert "task, split train, examples of each class: fog 3, rain 2, snow 0." in said
     assert "split 'train' has no example of 1 of the classes: snow." in said
-    assert "(3 examples), such as 'wet'. One" in said
+    assert "(4 examples), such as 'wet'. One" in said
 
 
 def test_what_is_right_is_counted_alone(

@@ -288,7 +288,11 @@ ASKED: dict[str, tuple[Row, list[str], str]] = {
         "no columns of the task extractive-qa .*ticket, Body",
     ),
     "an unknown task": (two_texts, ["--task", "sentences"], "--task sentences: choose one of"),
-    "an unknown column": (two_texts, ["--text", "three"], "--text three: .* has one, two, label"),
+    "an unknown column": (
+        two_texts,
+        ["--text", "three"],
+        "--text three: .* columns one, two, label",
+    ),
 }
 
 

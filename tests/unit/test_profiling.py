@@ -22,7 +22,7 @@ from ds_distill.profiling.table import models_text, trainings_text
 from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
-from ds_distill.recipe.phase import TrainingPhase
+from ds_distill.recipe.phases import TrainingPhase
 from ds_distill.run.observer import Amount, Observer
 
 LENGTHS = [9, 40, 23]
