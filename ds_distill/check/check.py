@@ -24,8 +24,7 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import Mistake, UserError, collecting, refuse
 from ds_distill.models.student import config_of
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import students
-from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.lineage import Step, steps, students
 from ds_distill.recipe.training import Training
 
 
@@ -136,29 +135,26 @@ def name_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     chosen among all trainings."""
     if "student" in recipe.teachers:
         yield Mistake("teachers.student", "`student` names the student. Rename the teacher.")
-    names, left = recipe.phase_names(), dict[tuple[str, str], int]()
-    for number, output in recipe.trained_models():
-        phase = recipe.phases[number]
-        makes, of_task = PHASES[phase.kind].makes, (recipe.task_name(phase), output)
-        retrained = makes != "student" and output in phase.starts
-        earlier, distils = left.get(of_task), makes == "student"
-        if earlier is not None:
-            distils |= PHASES[recipe.phases[earlier].kind].makes == "student"
-        if output in recipe.teachers and not retrained:
-            yield Mistake(
-                f"phases.{names[number]}",
-                f"its model would be called {output!r}, and "
-                "a teacher has that name. Choose another with save_as, or rename the teacher.",
-            )
-        elif earlier is not None and distils:
-            yield Mistake(
-                f"phases.{names[number]}",
-                f"its model would be called {output!r}, as the one that "
-                f"phases.{names[earlier]} left: which of the two is judged and which is shipped "
-                "cannot be told by name. Give one of them another with save_as.",
-            )
-        if makes != "start":  # what is expanded is trained under the same name
-            left[of_task] = number
+    left: dict[tuple[str, str], Step] = {}
+    for step in steps(recipe):
+        distils = step.phase.makes == "student"
+        for output in step.phase.outputs:
+            earlier, called = left.get((step.task_name, output)), f"its model would be {output!r}"
+            if output in recipe.teachers and (distils or output not in step.phase.starts):
+                yield Mistake(
+                    step.location,
+                    f"{called}, and a teacher has that name. Choose another with save_as, or "
+                    "rename the teacher.",
+                )
+            elif earlier is not None and (distils or earlier.phase.makes == "student"):
+                yield Mistake(
+                    step.location,
+                    f"{called}, as the one that {earlier.location} left: which of the two is "
+                    "judged and which is shipped cannot be told by name. Give one of them another "
+                    "with save_as.",
+                )
+            if step.phase.makes != "start":  # what is expanded is trained under the same name
+                left[step.task_name, output] = step
 
 
 def _ships_nobody(recipe: Recipe) -> Iterator[Mistake]:
@@ -172,8 +168,8 @@ def _logging_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     if recipe.logging.tensorboard and find_spec("tensorboard") is None:
         yield Mistake(
             "logging.tensorboard=true",
-            "the package tensorboard is not installed. Run pip install "
-            "tensorboard, or set logging.tensorboard=false.",
+            "the package tensorboard is not installed. Run pip install tensorboard, or set "
+            "logging.tensorboard=false.",
         )
     if recipe.logging.wandb and os.environ.get("WANDB_MODE", "online") in ("online", "run"):
         import wandb
@@ -181,7 +177,6 @@ def _logging_mistakes(recipe: Recipe) -> Iterator[Mistake]:
         if not wandb.login(prompt=False):
             yield Mistake(
                 f"logging.wandb={recipe.logging.wandb}",
-                "wandb has no API key here. Run `wandb "
-                "login`, set WANDB_MODE=offline to keep the log in the run's folder, or take the "
-                "key out.",
+                "wandb has no API key here. Run `wandb login`, set WANDB_MODE=offline to keep the "
+                "log in the run's folder, or take the key out.",
             )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ds_distill.recipe.section import BY_FORM, LIST, PLAIN, SECTION, Count, Name, Section, Several
+from ds_distill.recipe.section import (
+    BY_FORM,
+    LIST,
+    PLAIN,
+    SECTION,
+    Count,
+    LabelMap,
+    Name,
+    Section,
+    Several,
+)
 
 
 class Columns(Section):
@@ -67,11 +77,6 @@ class Randomise(Section):
     """Words of a question after the starter."""
 
 
-LabelMap = Annotated[
-    Annotated[dict[str, str | None], SECTION] | Annotated[Literal["none"], PLAIN], BY_FORM
-]
-
-
 class SplitFrom(Section):
     """A split of this task whose examples come from other data."""
 
@@ -82,7 +87,9 @@ class SplitFrom(Section):
     split: str | None = None
     """The file's name in the folder, or the hub's split. Default: train, or the one file."""
     columns: Columns = Columns()
-    labels: LabelMap | None = None
+    labels: (
+        Annotated[Annotated[LabelMap, SECTION] | Annotated[Literal["none"], PLAIN], BY_FORM] | None
+    ) = None
     """`none`: the labels of these data are not read. Or a label there to this task's label, e.g.
     {false: no, true: yes}; one that maps to null leaves its rows out. Default: they have this
     task's labels, by name, or none at all."""
@@ -90,17 +97,6 @@ class SplitFrom(Section):
     """So many of its examples at most, chosen by their own keys. Default: all."""
     randomise: Randomise | None = None
     """Random texts made of these."""
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _keys_are_names(cls, labels: Any) -> Any:
-        """YAML reads the keys false and 0 as no text."""
-        if not isinstance(labels, dict):
-            return labels
-        return {
-            str(key).lower() if isinstance(key, bool) else str(key): label
-            for key, label in labels.items()
-        }
 
     @model_validator(mode="after")
     def _random_texts_have_no_labels(self) -> SplitFrom:

@@ -14,7 +14,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     PrivateAttr,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -22,7 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 from ds_distill.errors import Mistake
 from ds_distill.recipe.part import Package, a_key_each, names_alone
 from ds_distill.recipe.phases import PHASES, PhaseSettings
-from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, keyed, refused
+from ds_distill.recipe.section import MAY_CHANGE, Count, LabelMap, Name, Section, keyed, refused
 from ds_distill.recipe.tasks import Task, TaskSettings
 from ds_distill.recipe.text import Places, one_key
 from ds_distill.recipe.training import Training
@@ -49,7 +48,7 @@ class Teacher(Section):
     `data:NAME` is the file in `data_folder`. Of texts or words with labels, or of numbers."""
     revision: str | None = None
     """Commit of a hub model."""
-    labels: dict[str, str | None] | None = None
+    labels: LabelMap | None = None
     """For a fine-tuned classifier whose classes are not the task's, or have other names, or another
     order: a class of the checkpoint, by its name or its number from 0, to the task's label. The
     probabilities of several classes of one label add. A class with null, or not named, is none of
@@ -74,14 +73,6 @@ class Teacher(Section):
                 why = "is of a `model`, and this teacher is a file of predictions: take it out"
                 yield Mistake(key, why)
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _numbers_are_names_too(cls, labels: Any) -> Any:
-        """A key such as 0 is a number in YAML, and a text on the command line."""
-        if not isinstance(labels, dict):
-            return labels
-        return {str(key): label for key, label in labels.items()}
-
 
 class Sizes(Section):
     """What a student has otherwise than its `model`, under transformers' names. What is not named
@@ -95,14 +86,6 @@ class Sizes(Section):
     """Heads of each layer; they divide `hidden_size`."""
     intermediate_size: Count | None = None
     """Width inside its feed-forward layers; four times `hidden_size` in BERT."""
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Sizes:
-        width, heads = self.hidden_size, self.num_attention_heads
-        if width is not None and heads is not None and width % heads:
-            what = f"{heads} heads do not divide hidden_size={width} evenly. Choose numbers that do"
-            raise refused([Mistake("num_attention_heads", what)])
-        return self
 
 
 class Student(Section):

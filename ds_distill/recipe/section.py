@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -29,6 +30,17 @@ from ds_distill.errors import Mistake, did_you_mean
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+def _names(labels: Any) -> Any:
+    if not isinstance(labels, dict):
+        return labels
+    texts = {True: "true", False: "false"}
+    return {texts[k] if isinstance(k, bool) else str(k): label for k, label in labels.items()}
+
+
+LabelMap = Annotated[dict[str, str | None], BeforeValidator(_names)]
+"""From labels, also such as YAML reads as numbers or booleans, to the task's; null leaves out."""
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Section")
