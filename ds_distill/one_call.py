@@ -101,8 +101,7 @@ def distil(
 
     Raises UserError for what you can fix.
     """
-    from ds_distill.init.guess import DataOptions, guess
-    from ds_distill.init.recipe import recipe_text
+    from ds_distill.init.recipe import DataOptions, guess, recipe_text
     from ds_distill.recipe import load_recipe
 
     path = Path(folder or Path("runs") / Path(data).resolve().name.split(".")[0])

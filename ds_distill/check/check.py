@@ -14,17 +14,17 @@ from transformers import PreTrainedConfig
 
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
-from ds_distill.check.models import Models
-from ds_distill.check.notes import padding_notes, ships_the_last, trained_on_what_chooses
+from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.phases import phase_mistakes, shared_cache_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import Mistake, UserError, collecting, refuse
 from ds_distill.models.student import config_of
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import Step, steps, students
+from ds_distill.recipe.lineage import Step, shippable, steps, students, trained_on
 from ds_distill.recipe.training import Training
 
 
@@ -89,7 +89,7 @@ def check_all(
     return [
         *trained_on_what_chooses(recipe),
         *ships_the_last(recipe, sources),
-        *padding_notes(recipe, models),
+        *_padding_notes(recipe, models),
         *(note for data in of_tasks for note in data.notes(teachers)),
         *(note for data in of_tasks for note in data.cut_texts(models.student_tokenizer())),
     ]
@@ -180,3 +180,47 @@ def _logging_mistakes(recipe: Recipe) -> Iterator[Mistake]:
                 "wandb has no API key here. Run `wandb login`, set WANDB_MODE=offline to keep the "
                 "log in the run's folder, or take the key out.",
             )
+
+
+# ------------------------------------------------------------ what is better known before a run
+
+
+def trained_on_what_chooses(recipe: Recipe) -> list[str]:
+    """A note where models are trained on the split that chooses."""
+    tasks = recipe.tasks_by_name
+    seen = list(
+        dict.fromkeys(n for task in tasks for n in trained_on(recipe, task, CHOOSING_SPLIT))
+    )
+    if not seen:
+        return []
+    verb = "is" if len(seen) == 1 else "are"
+    return [
+        f"{', '.join(seen)} {verb} trained on split {CHOOSING_SPLIT!r}, by which epochs and the "
+        "student to ship are chosen: accuracy on what a model was trained on says nothing of it. "
+        "It is shipped only if there is no other student."
+    ]
+
+
+def ships_the_last(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
+    """A note where there are several students, and nothing chooses between them."""
+    found = shippable(recipe, CHOOSING_SPLIT)
+    if len(found) < 2:
+        return []
+    number, last = found[-1]
+    source = sources[recipe.task_name(recipe.phases[number])]
+    if CHOOSING_SPLIT in source.splits:
+        return []
+    return [
+        f"the students are {', '.join(name for _, name in found)}, and there is no split "
+        f"{CHOOSING_SPLIT!r} to choose by: the last, {last}, is shipped. ships=NAME says another."
+    ]
+
+
+def _padding_notes(recipe: Recipe, models: Models) -> Iterator[str]:
+    if recipe.padding == "never":
+        for location, config in models.configs.items():
+            if lacks_flashdeberta(config):
+                yield (
+                    f"padding=never: on a GPU {location} ({config.model_type}) needs the package "
+                    "flashdeberta, which is not installed."
+                )

@@ -3,20 +3,20 @@ and the teachers that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
-from ds_distill.check.notes import class_counts, class_notes, count_lines
 from ds_distill.check.predictions import Predictions
-from ds_distill.data.columns import as_numpy, example_keys, flat_lists
+from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, has_labels
@@ -27,7 +27,7 @@ from ds_distill.data.validation_split import (
     choosing_part,
     fitting_part,
 )
-from ds_distill.errors import Mistake, UserError, collecting, did_you_mean, located
+from ds_distill.errors import Mistake, UserError, collecting, did_you_mean, located, short
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
@@ -447,3 +447,100 @@ def _location(source: Source, data: datasets.Dataset, split: str, rows: np.ndarr
     key = first["key_hi"], first["key_lo"]
     where = source.locations(split, {key}).get(key, f"split {split!r}")
     return where if len(rows) == 1 else f"{where} and {len(rows) - 1:,} more"
+
+
+# --------------------------------------------------------------------------------- classes
+
+SHOWN = 20
+"""Classes named in a line."""
+
+_BATCH = 100_000
+
+
+def class_counts(data: datasets.Dataset, labels: Sequence[str]) -> np.ndarray | None:
+    """Examples of each class, or words: int64 [C]; None for a split without labels, and where these
+    are no classes.
+
+    data: as `Source.read` gives them. labels: the task's.
+    """
+    if not labels or "answers" in data.column_names:
+        return None  # numbers, or places in the text
+    column = arrow_column(data, "label")
+    found = flat_values(column)
+    if not (found >= 0).any():
+        return None  # -1 of each text, also in a task of many labels
+    if pa.types.is_fixed_size_list(column.type):  # of each class, whether an example has it
+        return np.asarray((found.reshape(-1, len(labels)) == 1).sum(axis=0))
+    return np.bincount(found[found >= 0], minlength=len(labels))
+
+
+def count_lines(
+    where: str, noun: str, labels: Sequence[str], counts: Mapping[str, np.ndarray]
+) -> Iterator[str]:
+    """A line for each split: its classes, the commonest first. where: the task, for messages."""
+    for split, of_split in counts.items():
+        order = np.argsort(-of_split, kind="stable")
+        named = [f"{labels[number]} {of_split[number]:,}" for number in order[:SHOWN]]
+        more = len(order) - len(named)
+        yield (
+            f"{where}, split {split}, {noun} of each class: {', '.join(named)}"
+            + (f" and {more:,} more classes" if more else "")
+            + "."
+        )
+
+
+def class_notes(
+    source: Source, splits: Mapping[str, datasets.Dataset], counts: Mapping[str, np.ndarray]
+) -> Iterator[str]:
+    """Classes of single examples, as where each text has a label of its own; classes without an
+    example, and copies of a text with other labels.
+
+    splits: those that are read. counts: of those that are labelled, see `class_counts`.
+    """
+    labels = source.labels
+    of_words = any("words" in data.column_names for data in splits.values())
+    total = sum(counts.values(), np.zeros(len(labels), dtype=np.int64))
+    alone = int((total <= 1).sum())
+    if counts and alone > len(labels) / 2 and not of_words:
+        yield (
+            f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
+            "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"
+        )
+    for split, of_split in counts.items():
+        lacking = [labels[number] for number in np.flatnonzero(of_split == 0).tolist()]
+        if lacking:
+            shown = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
+            yield f"split {split!r} has no example of {len(lacking):,} of the classes: {shown}."
+    if not of_words:
+        yield from _contradictions({split: splits[split] for split in counts})
+
+
+def _contradictions(splits: Mapping[str, datasets.Dataset]) -> Iterator[str]:
+    """One note, of texts that stand in the data more than once, with other labels."""
+    keys, codes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for data in splits.values():
+        keys.append(as_numpy(data, "key_hi"))  # half of a key tells texts apart well enough
+        column = arrow_column(data, "label")
+        codes += (_codes(column.slice(at, _BATCH)) for at in range(0, len(column), _BATCH))
+    _, first, group = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
+    code = np.concatenate(codes)
+    differs = np.zeros(len(first), dtype=bool)
+    differs[group[code != code[first[group]]]] = True
+    if differs.any():
+        every = datasets.concatenate_datasets([*splits.values()]).select_columns("text")
+        text = short(every[int(first[differs].min())]["text"])
+        yield (
+            f"{differs.sum():,} text(s) stand in the data more than once, with other labels "
+            f"({differs[group].sum():,} examples), such as {text}. One of the labels is wrong, or "
+            "the text does not say which is right."
+        )
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
+    """A number for each example's label or set of labels: int64 [n]."""
+    rows = flat_values(column).reshape(len(column), -1).astype(np.int64)
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    weights = np.random.default_rng(0).integers(2**62, size=rows.shape[1])
+    with np.errstate(over="ignore"):
+        return np.asarray((rows * weights).sum(axis=1))

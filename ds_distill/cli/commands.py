@@ -150,8 +150,7 @@ def init(
     import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text
-    from ds_distill.init.guess import DataOptions, guess
-    from ds_distill.init.recipe import recipe_text
+    from ds_distill.init.recipe import DataOptions, guess, recipe_text
     from ds_distill.recipe.tasks import TASKS
 
     if about.task is not None and about.task not in TASKS:

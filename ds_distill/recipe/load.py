@@ -173,12 +173,10 @@ def _rule(error: Any) -> str:
 
 
 def _unknown_key(key: str, section: type[Section]) -> str:
-    """What to do about a key that a section does not know: what that is called now, one that is
-    written likewise, or whose initials it is, as `lr` is of `learning_rate`."""
+    """What to do about a key that a section does not know: one that is written likewise is meant,
+    or one whose initials it is, as `lr` is of `learning_rate`."""
     if key in section.gone:
         return f"unknown key. Take it out: {section.gone[key][1]}"
-    if key in section.renamed:
-        return f"unknown key. It is called `{section.renamed[key]}` now"
     known = section.known_keys()
     initials = [name for name in known if key == "".join(w[:1] for w in name.split("_"))]
     if nearest := [*difflib.get_close_matches(key, known, n=1), *initials]:

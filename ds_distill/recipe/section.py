@@ -106,8 +106,6 @@ class Section(BaseModel):
     # Built at first use: a command that reads no recipe need not wait.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    renamed: ClassVar[dict[str, str]] = {}
-    """Keys of earlier versions -> what they are called now."""
     gone: ClassVar[dict[str, tuple[object, str]]] = {}
     """Keys of earlier versions -> the value that every run has now, which recipes of earlier runs
     may still say, and what it does."""

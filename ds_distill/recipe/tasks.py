@@ -373,8 +373,6 @@ class MaskSettings(Section):
     """Which tokens are masked. A token that a teacher does not know always is, and shown as the
     mask token (VE-KD)."""
 
-    renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
-
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of the tokens that are masked, special tokens apart."""
     shown: Literal["bert", "mask"] = "bert"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ds_distill.check.notes import trained_on_what_chooses
+from ds_distill.check.check import trained_on_what_chooses
 from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe

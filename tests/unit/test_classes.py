@@ -12,7 +12,7 @@ import transformers
 import yaml
 from typer.testing import CliRunner
 
-from ds_distill.check.notes import class_counts
+from ds_distill.check.data import class_counts
 from ds_distill.cli import app
 
 

@@ -20,7 +20,7 @@ from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
-from ds_distill.init.guess import DataOptions, guess
+from ds_distill.init.recipe import DataOptions, guess
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tasks import Data, MultiLabel, Regression, SingleLabel, TokenClassification
 

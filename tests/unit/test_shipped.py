@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ds_distill.check.check import check_all, notes, open_sources
-from ds_distill.check.notes import ships_the_last
+from ds_distill.check.check import check_all, notes, open_sources, ships_the_last
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, small_form
