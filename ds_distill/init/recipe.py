@@ -1,5 +1,5 @@
-"""A first recipe from data and teachers. Which columns are texts and labels is guessed by their names
-and what they hold; each guess stands there with a comment."""
+"""A first recipe from data and teachers. Which columns are texts and labels is guessed by their
+names and what they hold; each guess stands there with a comment."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class PhaseSettings(Part):
     """What it leaves for later phases and for the report: a `student` learns from teachers, a
     `control` (or a teacher) from labels, and a `start` from nothing so far; all are `outputs`."""
 
+    reads_labels: ClassVar[bool] = False
+    """Whether it needs the labels of its `split`."""
     runs_teachers: ClassVar[bool] = False
     """Whether it runs the recipe's teachers as they are."""
 
@@ -65,14 +67,17 @@ class PhaseSettings(Part):
         return self.starts[self.outputs.index(output) if each else 0]
 
     @property
-    def learns_from(self) -> list[str]:
-        """Splits that it trains on or fits to: figures on them say nothing of its outputs."""
-        return []
+    def reads(self) -> list[tuple[str, bool]]:
+        """Splits that it reads, and of each whether it needs labels: its `split`, if it has one."""
+        split = getattr(self, "split", None)
+        return [] if split is None else [(split, self.reads_labels)]
 
     @property
-    def reads(self) -> list[tuple[str, bool]]:
-        """Splits that it reads, and of each whether it needs labels."""
-        return []
+    def learns_from(self) -> list[str]:
+        """Splits that it trains on or fits to: figures on them say nothing of its outputs."""
+        if self.makes in (None, "cache", "evaluation"):
+            return []
+        return [split for split, _ in self.reads]
 
     @property
     def vocabulary(self) -> int | None:
@@ -149,10 +154,6 @@ class TrainingPhase(Training, PhaseSettings):
         """Its outputs, those together that one engine trains."""
         return [[output] for output in self.outputs]
 
-    @property
-    def learns_from(self) -> list[str]:
-        return [self.split]
-
     def parts(self) -> Iterator[tuple[str, Part]]:
         for name, term in self.losses.items():
             yield f"losses.{name}", term
@@ -219,6 +220,7 @@ class FineTune(TrainingPhase):
     """Train models without teachers."""
 
     runs, makes = "ds_distill.phases.fine_tune:fine_tune", "control"
+    reads_labels = True
 
     kind: Literal["fine-tune"] = "fine-tune"
     models: Several[Name]
@@ -258,10 +260,6 @@ class FineTune(TrainingPhase):
     @property
     def trainings(self) -> list[list[str]]:
         return [self.outputs] if self.shared_head else super().trainings
-
-    @property
-    def reads(self) -> list[tuple[str, bool]]:
-        return [(self.split, True)]
 
     def lists(self) -> dict[str, list[str]]:
         return {"models": self.models, **self._focused()}
@@ -368,14 +366,6 @@ class ExpandVocabulary(PhaseSettings):
         return [self.save_as or "student"]
 
     @property
-    def learns_from(self) -> list[str]:
-        return [self.split]
-
-    @property
-    def reads(self) -> list[tuple[str, bool]]:
-        return [(self.split, False)]
-
-    @property
     def vocabulary(self) -> int:
         return self.size
 
@@ -396,7 +386,7 @@ class Expertise(PhaseSettings):
     a gate. Compare all routing policies on it and choose one."""
 
     runs, makes = "ds_distill.phases.expertise:expertise", "expertise"
-    runs_teachers = True
+    reads_labels, runs_teachers = True, True
     needs = Needs(teachers=1, classes=True)
 
     kind: Literal["expertise"] = "expertise"
@@ -415,14 +405,6 @@ class Expertise(PhaseSettings):
     """How many texts the report shows on which teachers disagree, with what the chosen policy made
     of them, or where that is the average the first other one that a student is to follow; where
     each example has one class. Default: none, because texts may be private."""
-
-    @property
-    def learns_from(self) -> list[str]:
-        return [self.split]
-
-    @property
-    def reads(self) -> list[tuple[str, bool]]:
-        return [(self.split, True)]
 
     @property
     def leaves_out_teachers(self) -> bool:
@@ -553,7 +535,7 @@ class Evaluate(PhaseSettings):
     tokens, the same ones for all."""
 
     runs, makes = "ds_distill.phases.evaluate:evaluate", "evaluation"
-    runs_teachers = True
+    reads_labels, runs_teachers = True, True
 
     kind: Literal["evaluate"] = "evaluate"
     split: Name = "test"
@@ -563,10 +545,6 @@ class Evaluate(PhaseSettings):
     then tells which part of the way from there to a teacher it has gone (`gap_closed`)."""
     batch_size: Annotated[Count, MAY_CHANGE] = 64
     """Examples per rank and forward pass."""
-
-    @property
-    def reads(self) -> list[tuple[str, bool]]:
-        return [(self.split, True)]
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A model that has the name of the student before training."""
