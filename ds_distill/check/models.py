@@ -206,9 +206,8 @@ def _layer_mistakes(
     if isinstance(term, HiddenMSELoss) and not term.map and len({*widths}) > 1:
         yield Mistake(
             f"{at}.map=false",
-            f"compares states as they are, and the student's states are {widths[0]} wide and "
-            f"those of {teacher} {widths[1]}. Take the key out: a trained map then brings them "
-            "together.",
+            f"compares states as they are, and the student's states are {widths[0]} wide and those "
+            f"of {teacher} {widths[1]}. Take the key out: a trained map then brings them together.",
         )
     if isinstance(term, AttentionSettings):
         heads = term.heads if isinstance(term, RelationKLLoss) else None

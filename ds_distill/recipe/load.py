@@ -43,9 +43,8 @@ def recipe_path(reference: str | Path) -> Path:
             f"recipe {reference!r} is a folder. A recipe is a file or a built-in name.{name}"
         )
     raise UserError(
-        f"recipe {reference!r} is neither a file nor a built-in recipe."
-        f"{did_you_mean(reference, builtin)} "
-        f"Built-in: {', '.join(builtin)}."
+        f"recipe {reference!r} is neither a file nor a built-in "
+        f"recipe.{did_you_mean(reference, builtin)} Built-in: {', '.join(builtin)}."
     )
 
 

@@ -290,9 +290,8 @@ class FineTune(TrainingPhase):
             limit = f"{task.location}.data.limit.{self.split}={self.per_class}"
             yield Mistake(
                 f"{context.location}.per_class",
-                f"caps the examples of each class, and with "
-                f"{task.location}.type={task.type} an example has any number of them. Set {limit} "
-                "instead, or take the key out.",
+                f"caps the examples of each class, and with {task.location}.type={task.type} an "
+                f"example has any number of them. Set {limit} instead, or take the key out.",
             )
 
     def _taught_control(self, context: Context) -> Iterator[Mistake]:
@@ -304,10 +303,9 @@ class FineTune(TrainingPhase):
             by = f"phases.{context.phase_names[start.made_by]}"
             yield Mistake(
                 f"{context.location}.models",
-                f"`student` is by now the one that {by} has trained, "
-                f"and {self.save_as!r} would go on from it. For a student without teachers put "
-                f"this phase before {by}; to go on from it name it there with save_as, and here "
-                "with models.",
+                f"`student` is by now the one that {by} has trained, and {self.save_as!r} would go "
+                f"on from it. For a student without teachers put this phase before {by}; to go on "
+                "from it name it there with save_as, and here with models.",
             )
 
     def _shared_head_mistakes(self, context: Context) -> Iterator[Mistake]:
@@ -322,9 +320,8 @@ class FineTune(TrainingPhase):
         elif others and others[0] in context.models:
             yield Mistake(
                 f"{location}.models",
-                f"{others[0]!r} is none of the recipe's teachers, and with "
-                "shared_head=true teachers are trained together. There are: "
-                f"{', '.join(context.given) or 'none'}.",
+                f"{others[0]!r} is none of the recipe's teachers, and with shared_head=true "
+                f"teachers are trained together. There are: {', '.join(context.given) or 'none'}.",
             )
         if task.heads[0] != "ForSequenceClassification":
             yield Mistake(
@@ -374,9 +371,8 @@ class ExpandVocabulary(PhaseSettings):
         if context.task.predicts != "token":
             yield Mistake(
                 f"{context.location}",
-                f"adds rows to what a masked-lm predicts, and the task's type "
-                f"is {context.task.type}. Name a masked-lm task (task: NAME), or take the phase "
-                "out.",
+                "adds rows to what a masked-lm predicts, and the task's type is "
+                f"{context.task.type}. Name a masked-lm task (task: NAME), or take the phase out.",
             )
         yield from context.unknown("start", self.starts, but=context.given)
 

@@ -80,9 +80,8 @@ class Weighted(Routing):
         if self.mix == "probabilities" and task.predicts == "number":
             yield Mistake(
                 f"{context.location}.mix=probabilities",
-                f"with {task.location}.type={task.type} "
-                "teachers predict numbers, and no probabilities. Leave mix out: numbers are mixed "
-                "as logits are.",
+                f"with {task.location}.type={task.type} teachers predict numbers, and no "
+                "probabilities. Leave mix out: numbers are mixed as logits are.",
             )
 
 

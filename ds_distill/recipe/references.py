@@ -93,9 +93,8 @@ def resolve_data(path: str, data_folder: str | None = None, key: str = "task.dat
     shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
     holds = f"it holds: {shown or 'nothing'}" if is_folder else "there is no such folder"
     raise UserError(
-        f"not in data_folder={data_folder} ({holds})."
-        f"{did_you_mean(name, there)} Put the data there, or choose another folder with "
-        "data_folder=DIR.",
+        f"not in data_folder={data_folder} ({holds}).{did_you_mean(name, there)} Put the data "
+        "there, or choose another folder with data_folder=DIR.",
         at=f"{key}={path}",
     )
 

@@ -230,9 +230,8 @@ class LogitMSELoss(RowTerm):
         if task.predicts == "span":
             yield Mistake(
                 f"{context.location}",
-                f"takes a mean over classes, and with "
-                f"{task.location}.type={task.type} these are the tokens of a window, of which each "
-                "row has another number. Take kl.",
+                f"takes a mean over classes, and with {task.location}.type={task.type} these are "
+                "the tokens of a window, of which each row has another number. Take kl.",
             )
 
 
