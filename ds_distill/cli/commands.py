@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,10 +23,8 @@ from ds_distill.cli.loading import (
 from ds_distill.cli.options import (
     FolderOption,
     Given,
-    Overrides,
     Resumable,
     ResumeOption,
-    SmallOption,
     app,
     command,
 )
@@ -96,18 +93,12 @@ def run(
             raise UserError(f"{error} The run is finished; {again}") from error
 
 
-@dataclass(frozen=True)
-class AboutData:
-    """What the data are, where it is not to be guessed."""
-
-    task: Annotated[
-        str | None, typer.Option(help="task.type.", show_default="guessed from the columns")
-    ] = None
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="The text's column; twice for pairs."),
-    ] = None
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None
+TypeOption = Annotated[
+    str | None, typer.Option(help="task.type.", show_default="guessed from the columns")
+]
+TextOption = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="The text's column; twice for pairs.")
+]
 
 
 @command("ds-distill init tickets --teacher models/bert --teacher models/roberta")
@@ -116,12 +107,9 @@ def init(
         Path,
         typer.Argument(help="A folder with a file per split, or one file: as task.data.path."),
     ],
-    about: AboutData,
     teacher: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="DIR", help="A teacher's folder or hub id; may be given several times."
-        ),
+        typer.Option(metavar="DIR", help="A teacher's folder or hub id; may be given again."),
     ] = None,
     student: Annotated[
         str | None,
@@ -134,6 +122,9 @@ def init(
         Path | None, typer.Option(help="The recipe to write.", show_default="DATA's name.yaml")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    task: TypeOption = None,
+    text: TextOption = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None,
 ) -> None:
     """Write a first recipe for your data and teachers, with a comment on each guess.
 
@@ -153,9 +144,9 @@ def init(
     from ds_distill.init.recipe import DataOptions, guess, recipe_text
     from ds_distill.recipe.tasks import TASKS
 
-    if about.task is not None and about.task not in TASKS:
-        raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
-    found = guess(data, DataOptions(about.task, about.text or (), about.label))
+    if task is not None and task not in TASKS:
+        raise UserError(f"--task {task}: choose one of {', '.join(TASKS)}.")
+    found = guess(data, DataOptions(task, text or (), label))
     for sentence in found.notes:
         say(sentence)
     made = recipe_text(found, str(data), teacher or [], student)
@@ -316,16 +307,7 @@ def plan(
 
 @command("ds-distill profile quickstart; ds-distill profile runs/quickstart")
 def profile(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE|RUN",
-            help="A recipe, whose trainings are measured; or a finished run's folder, whose models "
-            "are.",
-        ),
-    ],
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     steps: Annotated[
         int, typer.Option(min=5, help="Optimizer steps of each training to measure.")
     ] = 24,
@@ -348,25 +330,26 @@ def profile(
         ),
     ] = None,
 ) -> None:
-    """Where time and memory go: of each training, or of finished models.
+    """Where time and memory go: of each training of a recipe, or of a finished run's models.
 
     Of a recipe each training runs for some steps, on few examples, as it would: the time of data,
     each live teacher, routing, student, backward pass, communication and optimizer; tokens a
     second, operations, memory. A launcher may start it on several ranks:
     deepspeed --num_gpus 8 --module ds_distill profile RECIPE --folder FOLDER.
 
-    Of a run: size, latency, throughput and score of teachers and students.
+    Of a run, whose folder is in place of RECIPE: size, latency, throughput and score of teachers
+    and students.
     """
     from ds_distill.reporting.figure_files import check_figure
 
     if figure is not None:
         check_figure(figure)
-    if (Path(recipe) / "recipe.yaml").is_file():
-        _models(Path(recipe), json, figure)
+    if (Path(given.recipe) / "recipe.yaml").is_file():
+        _models(Path(given.recipe), json, figure)
     else:
         if figure is not None:
             raise UserError(f"--figure {figure}: is of a finished run's models. Leave it out.")
-        _trainings(Given(recipe, overrides, small), steps, folder, json, trace)
+        _trainings(given, steps, folder, json, trace)
 
 
 def _trainings(

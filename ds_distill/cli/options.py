@@ -46,6 +46,10 @@ SmallOption = Annotated[
 FolderOption = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
+SplitOption = Annotated[str, typer.Option(help="The split that judges.")]
+TaskOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which task, where the recipe has several.")
+]
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
 ]

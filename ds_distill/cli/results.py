@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ds_distill.cli.loading import go_offline, load, quiet_libraries, text_output
-from ds_distill.cli.options import Given, Overrides, SmallOption, command
+from ds_distill.cli.options import Given, SplitOption, TaskOption, command
 from ds_distill.errors import UserError
 from ds_distill.files import why_unwritable
 from ds_distill.process.terminal import say
-
-if TYPE_CHECKING:
-    from ds_distill.recipe import Recipe
 
 
 @command("ds-distill status runs/my-run")
@@ -46,17 +42,9 @@ def evaluate(
             help="A folder that transformers loads, a run's (its student), or a hub id."
         ),
     ],
-    task: Annotated[
-        str,
-        typer.Argument(help="A recipe, whose task's data and metric are taken: a file or a name."),
-    ],
-    overrides: Overrides = None,
-    small: SmallOption = False,
-    name: Annotated[
-        str | None,
-        typer.Option("--task", metavar="NAME", help="Which task, where the recipe has several."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="The split that judges.")] = "test",
+    given: Given,
+    task: TaskOption = None,
+    split: SplitOption = "test",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -73,13 +61,13 @@ def evaluate(
         raise UserError(f"--output {output}: exists already. Name a new folder.")
     if output is not None and (why := why_unwritable(output)) is not None:
         raise UserError(f"--output {output}: {why}. Name another folder.")
-    loaded = Given(task, overrides, small).load([checkpoint])
+    loaded = given.load([checkpoint])
     quiet_libraries()
     from ds_distill.run.any_checkpoint import evaluation_recipe
     from ds_distill.run.folder import student_folder
 
     model = str(student_folder(checkpoint) or checkpoint)
-    recipe = evaluation_recipe(loaded, name, model, split)
+    recipe = evaluation_recipe(loaded, task, model, split)
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as temporary:
         from ds_distill.files import read_json
         from ds_distill.reporting.result_tables import evaluation_tables
@@ -94,18 +82,14 @@ def evaluate(
         say(f"\nReport   {output / 'report.html'}\nResults  {output / 'results.json'}")
 
 
-@dataclass(frozen=True)
-class JudgedOn:
-    """The examples that files are compared on."""
-
-    split: Annotated[str, typer.Option(help="The split that judges.")] = "validation"
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="Whose task's data judge, where STUDENT is no run."),
-    ] = None
-    task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which task, where the recipe has several.")
-    ] = None
+LossOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="Points of the task's metric that int8 may lose (of a loss: per cent of it). "
+        "Where it loses more beyond chance, nothing is written.",
+    ),
+]
 
 
 @command("ds-distill export runs/mine --onnx --int8")
@@ -114,21 +98,18 @@ def export(
         Path,
         typer.Argument(help="A finished run's folder, whose student is meant; or a model's."),
     ],
-    judged_on: JudgedOn,
+    split: SplitOption = "validation",
+    recipe: Annotated[
+        str | None, typer.Option(help="Whose task's data judge, where STUDENT is no run.")
+    ] = None,
+    task: TaskOption = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="The format: ONNX, for onnxruntime and others.")
     ] = False,
     int8: Annotated[
         bool, typer.Option("--int8", help="Write a second file, with weights in int8.")
     ] = False,
-    max_loss: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Points of the task's metric that int8 may lose (of a loss: per cent of it). "
-            "Where it loses more beyond chance, nothing is written.",
-        ),
-    ] = 1.0,
+    max_loss: LossOption = 1.0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -145,7 +126,8 @@ def export(
     """
     if not onnx:
         raise UserError("export: name the format, --onnx.")
-    run, model, recipe = _read(student, judged_on)
+    run, model = _run_and_model(student, recipe)
+    loaded = load(recipe or f"{run}/recipe.yaml", [], False, [str(model)])
     quiet_libraries()
     from ds_distill.export.onnx_model import check_installed
 
@@ -157,10 +139,10 @@ def export(
     found = export_student(
         model,
         target,
-        recipe,
-        judged_on.task,
-        run=run if judged_on.recipe is None else None,
-        split=judged_on.split,
+        loaded,
+        task,
+        run=run if recipe is None else None,
+        split=split,
         int8=int8,
         max_loss=max_loss,
         progress=partial(say, error=True),
@@ -169,19 +151,17 @@ def export(
     say(f"\nFiles    {target}\nFigures  {target / RECORD}")
 
 
-def _read(student: Path, judged_on: JudgedOn) -> tuple[Path | None, Path, Recipe]:
-    """(the student's run, None where it is of none; its model's folder; the recipe that judges)."""
+def _run_and_model(student: Path, recipe: str | None) -> tuple[Path | None, Path]:
+    """The student's run, None where it is of none; its model's folder."""
     from ds_distill.run.folder import run_of, student_folder
 
     run = run_of(student)
-    if run is None and judged_on.recipe is None:
+    if run is None and recipe is None:
         raise UserError(
             f"{student}: is no run's folder, so nothing says on which data to compare the files. "
             "Name a recipe with the model's task: --recipe FILE."
         )
-    model = (student_folder(run) if run is not None else None) or student
-    recipe = load(judged_on.recipe or f"{run}/recipe.yaml", [], False, [str(model)])
-    return run, model, recipe
+    return run, (student_folder(run) if run is not None else None) or student
 
 
 @command("ds-distill push runs/mine me/tickets-student --dry-run")
