@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import field_validator
@@ -36,7 +35,7 @@ class Compared(NamedTuple):
     """The policy's, or `NAME, AND HOW`."""
     meaning: str
     """What it takes as the target: half a line."""
-    settings: Mapping[str, Any] = {}
+    settings: Any = None
 
 
 class Routing(Part):
@@ -229,16 +228,6 @@ class MTBert(Weighted):
 Policy = Annotated[Routing, OneOf("policy", "policy", POLICIES)]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A policy with settings under which it is compared before a student is trained."""
-
-    name: str
-    settings: Routing
-    meaning: str
-    """What it takes as the target: half a line."""
-
-
 def that_take_partial() -> list[str]:
     """The policies that take teachers of some of the classes, as a message names them."""
     how = {"target": "", "losses": " with mix: losses"}
@@ -249,16 +238,17 @@ def that_take_partial() -> list[str]:
     ]
 
 
-def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Candidate]:
-    """What is compared before a student is trained, by name; of equals the first is chosen.
+def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Compared]:
+    """What is compared before a student is trained, by name, each with its settings as the policy's
+    class has them; of equals the first is chosen.
 
     partial: whether a teacher knows some of the classes. classes: how many there are.
     """
     found = {
-        name: Candidate(name, policy.model_validate(settings), meaning)
+        one.name: one._replace(settings=policy.model_validate(one.settings or {}))
         for policy in POLICIES.values()
         if policy.most_classes is None or classes <= policy.most_classes
-        for name, meaning, settings in policy.compared
+        for one in policy.compared
     }
     if partial:
         return {name: one for name, one in found.items() if one.settings.allows_partial()}
