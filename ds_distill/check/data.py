@@ -454,6 +454,9 @@ def _location(source: Source, data: datasets.Dataset, split: str, rows: np.ndarr
 SHOWN = 20
 """Classes named in a line."""
 
+PAIRS = 5
+"""Pairs of labels named in a note."""
+
 _BATCH = 100_000
 
 
@@ -492,8 +495,8 @@ def count_lines(
 def class_notes(
     source: Source, splits: Mapping[str, datasets.Dataset], counts: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
-    """Classes of single examples, as where each text has a label of its own; classes without an
-    example, and copies of a text with other labels.
+    """Classes of single examples, as where each text has a label of its own; names that may be one
+    class, classes without an example, and copies of a text with other labels.
 
     splits: those that are read. counts: of those that are labelled, see `class_counts`.
     """
@@ -505,6 +508,16 @@ def class_notes(
         yield (
             f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
             "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"
+        )
+    by_form: dict[str, list[str]] = {}
+    for label, count in zip(labels, total.tolist(), strict=True):
+        form = " ".join(label.split()).casefold()
+        by_form.setdefault(form, []).append(f"{label!r} ({count:,})")
+    if near := [" and ".join(alike) for alike in by_form.values() if len(alike) > 1]:
+        more = f"; and {len(near) - PAIRS:,} more" if len(near) > PAIRS else ""
+        yield (
+            f"labels that differ in case or blanks alone: {'; '.join(near[:PAIRS])}{more}. If each "
+            "is one class, correct the rows."
         )
     for split, of_split in counts.items():
         lacking = [labels[number] for number in np.flatnonzero(of_split == 0).tolist()]

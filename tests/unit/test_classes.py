@@ -71,6 +71,7 @@ def test_classes_are_counted_and_what_looks_wrong_is_named(
         in said
     )
     assert "task, split test, examples of each class: anger 1, joy 1, sad 1, Anger 0" in said
+    assert "differ in case or blanks alone: 'Anger' (1) and 'anger' (35); 'Joy' (1) and" in said
     assert "split 'validation' has no example of 3 of the classes: Anger, Joy, sad." in said
     assert "1 text(s) stand in the data more than once, with other labels (3 examples), " in said
     assert "such as 'it rains'. One of the labels" in said
