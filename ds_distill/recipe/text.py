@@ -180,7 +180,7 @@ def number_of(items: list[Any], name: str, location: str) -> int:
     names: list[str] = []
     for item in items:
         [(kind, body)] = item.items() if isinstance(item, dict) and len(item) == 1 else [(item, {})]
-        names.append((isinstance(body, dict) and body.get("name")) or str(kind))
+        names.append(str((isinstance(body, dict) and body.get("name")) or kind))
     if names.count(name) == 1:
         return names.index(name)
     if name in names:
