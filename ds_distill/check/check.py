@@ -139,7 +139,8 @@ def name_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     for step in steps(recipe):
         distils = step.phase.makes == "student"
         for output in step.phase.outputs:
-            earlier, called = left.get((step.task_name, output)), f"its model would be called {output!r}"
+            earlier = left.get((step.task_name, output))
+            called = f"its model would be called {output!r}"
             if output in recipe.teachers and (distils or output not in step.phase.starts):
                 yield Mistake(
                     step.location,

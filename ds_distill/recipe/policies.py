@@ -245,7 +245,7 @@ def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Compared
     partial: whether a teacher knows some of the classes. classes: how many there are.
     """
     found = {
-        one.name: one._replace(settings=policy.model_validate(one.settings or {}))
+        one.name: Compared(one.name, one.meaning, policy.model_validate(one.settings or {}))
         for policy in POLICIES.values()
         if policy.most_classes is None or classes <= policy.most_classes
         for one in policy.compared
