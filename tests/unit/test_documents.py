@@ -69,7 +69,7 @@ def logits() -> torch.Tensor:
 
 
 RUN_ELSEWHERE = {
-    "README.md": "tests/unit/test_library_examples.py",
+    "README.md": "tests/ci/test_own_data.py",
     "docs/library.md": "tests/unit/test_library_examples.py",
     "docs/serving.md": "tests/e2e/test_finished_runs.py",
 }

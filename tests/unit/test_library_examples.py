@@ -1,4 +1,4 @@
-"""The programs of README.md and docs/library.md as they stand, on a cache that a command built."""
+"""The programs of docs/library.md as they stand, on a cache that a command built."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def run(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     return names
 
 
-def test_the_readmes_example_trains_on_the_teachers_logits(
+def test_an_example_trains_on_the_teachers_logits(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [_, code] = blocks("README.md")  # the first is run by tests/ci/test_own_data.py
+    code = blocks("docs/library.md")[0]
     names = run(code, place, monkeypatch)
     assert capsys.readouterr().out.startswith("epoch 0: loss of the last batch ")
     assert sum(1 for line in code.splitlines() if line.strip()) <= 25
@@ -99,15 +99,15 @@ def test_the_readmes_example_trains_on_the_teachers_logits(
 
 
 def test_the_page_on_teachers_in_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = run(blocks("docs/library.md")[0], place, monkeypatch)
+    names = run(blocks("docs/library.md")[1], place, monkeypatch)
     assert set(names["parts"]) == {"loss", "kl", "cross_entropy"}
     assert names["signals"]["student"].logits.shape == (2, 3)
 
 
 def test_the_page_on_recipes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = run(blocks("docs/library.md")[1], place, monkeypatch)
-    assert (place / names["done"].student / "model.safetensors").is_file()
     names = run(blocks("docs/library.md")[2], place, monkeypatch)
+    assert (place / names["done"].student / "model.safetensors").is_file()
+    names = run(blocks("docs/library.md")[3], place, monkeypatch)
     assert set(names["found"]["probabilities"]) == set(TOY_LABELS)
 
 
