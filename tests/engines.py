@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -44,25 +46,42 @@ def make_student(dropout: float) -> BertForSequenceClassification:
     return student
 
 
-def make_engine(
+def terms_of(
+    losses: dict[str, dict[str, Any]], inputs: TermInputs | None = None
+) -> dict[str, Term]:
+    return build_terms(losses_of(losses), inputs or TermInputs(8))
+
+
+def engine_of(
     world: World,
+    bundle: Bundle,
     config: str,
-    terms: dict[str, Term] | None = None,
     rate: float = RATE,
-    dropout: float = 0.3,
+    decay: float = DECAY,
     micro_steps: int = 1,
     checkpointing: bool = False,
     **options: bool,
 ) -> Engine:
-    student = make_student(dropout)
-    terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
+    """Of four examples a micro-batch, and ten steps, of which the first one's rate is 0."""
     training = Training(
         batch_size=4 * micro_steps, micro_batch_size=4, activation_checkpointing=checkpointing
     )
     return Engine(
-        Bundle(student, {}, terms),
+        bundle,
         deepspeed_config(config, training, 1),
         world,
-        OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
+        OptimizerSettings(rate, decay, total_steps=10, warmup_steps=2),
         **options,
     )
+
+
+def make_engine(
+    world: World,
+    config: str,
+    terms: dict[str, Term] | None = None,
+    dropout: float = 0.3,
+    **options: Any,
+) -> Engine:
+    """Of a lone student; more options: those of `engine_of`."""
+    bundle = Bundle(make_student(dropout), {}, terms or terms_of({"cross_entropy": {}}))
+    return engine_of(world, bundle, config, **options)

@@ -7,27 +7,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import problems
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import INTERPRETED
-from torch import Tensor
-
-OF_PROBABILITIES = "transformers.fused_linear_kl_div.LigerFusedLinearKLDivLoss"
-
-
-class OfProbabilities:
-    """What Liger documents of its class: `torch.nn.KLDivLoss` of the student's tempered logits."""
-
-    def __init__(self, reduction: str, temperature: float) -> None:
-        self.reduction, self.temperature = reduction, temperature
-
-    def __call__(self, hidden: Tensor, head: Tensor, target: Tensor) -> Tensor:
-        logs = (F.linear(hidden, head) / self.temperature).log_softmax(-1)
-        return F.kl_div(logs, target, reduction=self.reduction)
 
 
 def toy_linear_kl() -> problems.Problem:
@@ -43,18 +27,6 @@ def check(problem: problems.Problem, name: str) -> None:
         found.append([loss, *torch.autograd.grad(loss, problem.leaves)])
     for theirs, ours in zip(*found, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_ligers_loss_of_probabilities(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older Liger has none: no path then."""
-    classes: dict[str, Any] = {OF_PROBABILITIES: OfProbabilities} if installed else {}
-    monkeypatch.setattr(problems, "_liger", classes.get)
-    monkeypatch.setattr(problems, "INTERPRETED", True)  # where its kernels can run
-    problem = toy_linear_kl()
-    assert ("liger_kl_compact" in problem.paths) == installed
-    if installed:
-        check(problem, "liger_kl_compact")
 
 
 @pytest.mark.skipif(not INTERPRETED or find_spec("liger_kernel") is None, reason="needs Liger")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from families import NO_DROPOUT, built
 from passes import allocated_peak
-from transformers import BertConfig, BertForMaskedLM
+from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
 from ds_distill.losses import Seen, TermInputs, attention, build_terms
@@ -192,51 +192,12 @@ def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:
             loss(few)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("textbrewer") is None, reason="needs TextBrewer")
-def test_textbrewers_losses() -> None:
-    """On texts of one length: it weighs each text by its length squared."""
-    from textbrewer.losses import att_mse_loss, cos_loss
-
-    whole = torch.ones_like(MASK)
-    own, other = (
-        replace(of, queries=of.queries.nan_to_num(), keys=of.keys.nan_to_num(), mask=whole)
-        for of in (inputs(8, 0), inputs(16, 1))
-    )
-    every = torch.arange(MASK.numel())
-    view = PaddedView(MASK.long(), whole.long(), positions=every)
-    batch = Batch.from_views({"student": view}, row_sets={TOKENS: every})
-    scores = [of.scale * of.queries @ of.keys.mT for of in (own, other)]
-    states = [torch.randn(*MASK.shape, 32) for _ in range(2)]
-    student, teacher = (
-        Signals(None, {-1: state.flatten(0, 1)}, attention={-1: of})
-        for state, of in zip(states, (own, other), strict=True)
-    )
-    losses = losses_of({"attention_mse": {}, "cosine": {"rows": "tokens"}})
-    terms = build_terms(losses, TermInputs(32, {"t": 32}))
-    found = terms["attention_mse"](Seen(student, batch, {"t": teacher})).mean()
-    torch.testing.assert_close(found, att_mse_loss(*scores, mask=whole.float()))
-    found = terms["cosine"](Seen(student, batch, {"t": teacher})).mean()
-    torch.testing.assert_close(found, cos_loss(*states, mask=whole.float()))
-
-
 # ------------------------------------------------------------------------------ whole models
 
 
-def masked_lm(layers: int, seed: int, attention: str = "eager") -> BertForMaskedLM:
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=0.3,
-        attn_implementation=attention,
-    )
-    return BertForMaskedLM(config)
+def masked_lm(layers: int, seed: int, attention: str = "eager") -> Any:
+    sizes = {"num_hidden_layers": layers, "hidden_size": 16}
+    return built("bert", AutoModelForMaskedLM, attention, seed, **sizes, **NO_DROPOUT)
 
 
 def batch_of(every: bool, *, packed: bool = False, dummy: bool = False) -> Batch:
@@ -256,7 +217,7 @@ def batch_of(every: bool, *, packed: bool = False, dummy: bool = False) -> Batch
     return replace(made, row_sets={**made.row_sets, "labelled": labelled})
 
 
-def trained(losses: dict[str, Any], batch: Batch, teacher: BertForMaskedLM | None = None) -> Any:
+def trained(losses: dict[str, Any], batch: Batch, teacher: Any = None) -> Any:
     """The parts of the loss, and the student's gradients."""
     student = masked_lm(2, 0)
     terms = build_terms(losses_of(losses), TermInputs(16, {"t": 16}, 2, {"t": 4}))

@@ -80,16 +80,6 @@ def test_a_view_is_what_the_models_own_tokenizer_gives(tokenizers, family, pairs
         np.testing.assert_array_equal(table.lengths[chosen], own["attention_mask"].sum(dim=1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_second_text_of_a_pair_has_a_type_of_its_own(tokenizers, family, tmp_path):
-    table = make_table(make_split(second=SECOND), tokenizers[family], tmp_path)
-    types = table.view(np.arange(len(TEXTS))).token_type_ids
-    if family == "roberta":
-        assert types is None
-    else:
-        assert types.sum() > 0
-
-
 def test_models_that_take_other_inputs_with_the_same_tokens_share_a_file(tiny_models, tmp_path):
     """As BERT and DistilBERT, which were tokenised and stored twice. What a cache is found by tells
     them apart, as before."""
@@ -144,20 +134,6 @@ def test_what_takes_long_is_announced(monkeypatch):
     with progress.announced(shown.append):
         count = len(shown)
     assert len(shown) == count
-
-
-@pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cut_examples_keep_their_special_tokens(tokenizers, family, pairs, tmp_path):
-    tokenizer = tokenizers[family]
-    table = make_table(make_split(second=SECOND if pairs else None), tokenizer, tmp_path, 8)
-    assert table.lengths.max() == 8
-    for index, length in enumerate(table.lengths):
-        ids = table.view(np.array([index])).input_ids[0]
-        assert ids[0] == tokenizer.cls_token_id
-        assert ids[length - 1] == tokenizer.sep_token_id
-        if pairs:
-            assert (ids == tokenizer.sep_token_id).sum() >= 2
 
 
 def test_a_part_of_a_table_is_numbered_anew(tokenizers, tmp_path):
@@ -304,7 +280,3 @@ def test_a_fingerprint_does_not_depend_on_use_or_location(tmp_path):
         assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path / name)) == before
         config = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
         assert config["tokenizer_class"]
-
-
-def test_unlike_tokenizers_have_unlike_fingerprints(tokenizers):
-    assert len({tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers.values()}) == 3

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import subprocess
 import sys
-from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import budget
 import counted
 import pytest
-from warm import Warm
 
 TESTS = Path(__file__).parents[1]
 
@@ -161,27 +158,6 @@ def test_this_run_counts(name):
         assert hasattr(attrgetter(path)(module), "__wrapped__"), path
 
 
-def test_each_kind_has_a_weight():
-    said = Path(counted.__file__).read_text()
-    weights = json.loads(budget.BUDGET.read_text())["weights_ms"]
-    assert {*re.findall(r'"#(\w+)', said), "cases"} == {*weights}
-
-
-def test_what_the_warm_process_loads_is_no_tests_own(monkeypatch):
-    said = []
-
-    def start(*_: Any, **__: Any) -> None:
-        said.append("start")
-        raise OSError
-
-    monkeypatch.setattr(counted, "note", said.append)
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(OSError):
-        Warm({}).run([])
-    own = "=test\ttests/unit/test_budget.py"
-    assert [line.split("\n")[-1] for line in said] == ["=test\tfixture warm", "start", own]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -214,23 +190,3 @@ def test_lines_are_written_for_the_tiers_of_a_run():
     counts = {"test": {"test_new.py": {"cases": 3, "processor_seconds": 8.5}}, "": {"end": {}}}
     read = json.loads(budget.written(copy.deepcopy(given), counts))
     assert read == {**given, "tiers": {**given["tiers"], "test": {"test_new.py": {"cases": 3}}}}
-
-
-def test_what_one_file_weighs_too_much_explains_no_other():
-    weights = {"cases": 1000}
-    files = {
-        "a": {"cases": 4, "processor_seconds": 2.0},
-        "b": {"cases": 1, "processor_seconds": 2.0},
-    }
-    [line] = [line for line in budget.report({"test": files}, weights) if "explained" in line]
-    assert line.endswith(" 75%")
-
-
-def test_parts_are_used_where_a_log_says_so(tmp_path):
-    log = tmp_path / "a.log"
-    log.write_text("@Term kl\n=test\tx\n@Term kl\n@stage 3\n#starts\n+1.5\n=\tend\n")
-    assert budget.read([log]) == {
-        "tiers": {"test": {"x": {"starts": 1, budget.SECONDS: 1.5}}},
-        "used": {"": ["Term kl"], "test": ["Term kl", "stage 3"]},
-    }
-    assert budget.weight(Counter(starts=2, other=1), {"starts": 300}) == 600

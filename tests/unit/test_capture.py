@@ -9,57 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+from families import WIDTH, built, config_of, padded_view
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from ds_distill.models.attention import SEEN_FAMILIES, unseen_attention
 from ds_distill.models.capture import CAPTURED, capturing
 from ds_distill.models.encoder import read_signals, read_weights
-from ds_distill.models.load import checkpoint_activations
+from ds_distill.models.load import checkpoint_activations, set_dropout
 from ds_distill.models.packed import ATTENTION
 from ds_distill.models.packing import packed_attention
 from ds_distill.reads import Reads
-from ds_distill.views import PackedView, PaddedView
+from ds_distill.views import PackedView
 
 LENGTHS = [9, 4, 12]
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 40,
-    "embedding_size": 16,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "pad_token_id": 0,
-}
-MORE = {
-    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16},
-    "distilbert": {"dropout": 0.0, "attention_dropout": 0.0},
-}
 FAMILIES = ("bert", "roberta", "electra", "distilbert", "albert", "mobilebert")
-
-
-def built(family: str, kind=AutoModel, attention: str | None = "eager", **more):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SIZES, **MORE.get(family, {}), **more})
-    model = kind.from_config(config, attn_implementation=attention).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def view(rows: bool = False) -> PaddedView:
-    torch.manual_seed(1)
-    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
-    ids = torch.randint(5, 60, mask.shape) * mask
-    return PaddedView(ids, mask, positions=torch.tensor([0, 3, 13, 30]) if rows else None)
 
 
 IMPLEMENTED = [
@@ -70,19 +33,19 @@ IMPLEMENTED = [
 
 @pytest.mark.parametrize(("family", "attention"), IMPLEMENTED)
 def test_attention_computed_again_is_what_the_model_gives(family: str, attention: str) -> None:
-    given, layers = view(), {1, 3, -1}
+    given, layers = padded_view(LENGTHS), {1, 2, -1}
     with torch.no_grad():
         wanted = built(family)(**given.model_inputs(), output_attentions=True).attentions
         model = built(family, attention=attention)
         plain = model(**given.model_inputs()).last_hidden_state
-        with capturing(model, Reads(queries=layers, keys=layers, values={3})) as captured:
+        with capturing(model, Reads(queries=layers, keys=layers, values={2})) as captured:
             last = model(**given.model_inputs()).last_hidden_state
     assert torch.equal(last, plain), "the model computes the same beside the capture"
     found = captured.attention(given)
     assert found.keys() == layers and model.config._attn_implementation == attention
     for layer, of in found.items():
         assert (
-            of.queries is not None and of.keys is not None and (of.values is None) == (layer != 3)
+            of.queries is not None and of.keys is not None and (of.values is None) == (layer != 2)
         )
         scores = of.scale * of.queries @ of.keys.mT
         maps = scores.masked_fill(~of.mask[:, None, None], -torch.inf).softmax(-1)
@@ -107,16 +70,16 @@ def test_the_families_that_are_seen_were_compared() -> None:
     ],
 )
 def test_attention_that_the_kernel_cannot_see_is_refused(family: str, more, reason: str) -> None:
-    config = AutoConfig.for_model(family, **{**SIZES, **more})
+    config = config_of(family, **more)
     why = unseen_attention(config)
     assert why is not None and re.search(reason, why)
-    config.model_type, config.num_key_value_heads, config.hidden_size = "bert", 2, 32
-    assert "share 2 heads" in str(unseen_attention(config))
+    config.model_type, config.num_key_value_heads, config.hidden_size = "bert", 1, 32
+    assert "share 1 heads" in str(unseen_attention(config))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "deberta-v2"])
 def test_states_of_layers_are_those_of_transformers(family: str) -> None:
-    given, layers = view(rows=True), {0, 1, 3, 4, -1, -2}
+    given, layers = padded_view(LENGTHS, rows=True), {0, 1, 2, 3, -1, -2}
     kind = AutoModel if family == "mobilebert" else AutoModelForMaskedLM
     model = built(family, kind, attention="eager")
     with torch.no_grad():
@@ -129,11 +92,10 @@ def test_states_of_layers_are_those_of_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert"])
 def test_packed_models_give_what_padded_ones_give(family: str) -> None:
-    given, layers = view(rows=True), {0, 2, -1}
+    given, layers = padded_view(LENGTHS, rows=True), {0, 2, -1}
     model = built(family, AutoModelForMaskedLM)
     packed = built(family, AutoModelForMaskedLM, packed_attention(model.config) or "eager")
-    seen = family != "deberta-v2"
-    of = Reads(layers, *[{1, -1} if seen else ()] * 3)
+    of = Reads(layers, *[{1, -1}] * 3)
     with torch.no_grad():
         wanted, found = (
             read_signals(model, given, of),
@@ -152,14 +114,14 @@ def test_packed_models_give_what_padded_ones_give(family: str) -> None:
 
 
 def test_nothing_else_is_kept() -> None:
-    """Tensors as large as a layer's states, of a teacher of four layers, while it has answered."""
-    model, given = built("bert", AutoModelForMaskedLM, "sdpa"), view(rows=True)
+    """Tensors as large as a layer's states, of a teacher of three layers, while it has answered."""
+    model, given = built("bert", AutoModelForMaskedLM, "sdpa"), padded_view(LENGTHS, rows=True)
 
     def alive(reads: Reads) -> int:
         gc.collect()
         with torch.no_grad():
             signals = read_signals(model, given, reads)
-        size = max(LENGTHS) * len(LENGTHS) * SIZES["hidden_size"]
+        size = max(LENGTHS) * len(LENGTHS) * WIDTH
         found = {
             t.untyped_storage().data_ptr()
             for t in gc.get_objects()
@@ -174,10 +136,11 @@ def test_nothing_else_is_kept() -> None:
 
 
 def test_checkpointing_takes_nothing_twice_and_changes_no_gradient() -> None:
-    given, gradients = view(rows=True), []
+    given, gradients = padded_view(LENGTHS, rows=True), []
     of = Reads({1, -1}, *[{1, -1}] * 3, logits=False)
     for checkpoints in (False, True):
         model = built("bert", AutoModelForMaskedLM).train()
+        set_dropout(model, 0.0)
         if checkpoints:
             checkpoint_activations(model)
         found = read_signals(model, given, of)
@@ -196,7 +159,7 @@ def test_what_is_read_is_made_of_these_weights() -> None:
     model = built("bert")
     for reads in (Reads({2}), Reads(queries={2}, keys={2}), Reads({0}, values={1})):
         model.zero_grad(set_to_none=True)
-        found = read_signals(model, view(rows=True), replace(reads, logits=False))
+        found = read_signals(model, padded_view(LENGTHS, rows=True), replace(reads, logits=False))
         parts = [p for a in found.attention.values() for p in (a.queries, a.keys, a.values)]
         sum(p.sum() for p in [*parts, *found.hidden.values()] if p is not None).backward()
         wanted = {weight for weight in model.parameters() if weight.grad is not None}
@@ -205,7 +168,7 @@ def test_what_is_read_is_made_of_these_weights() -> None:
 
 def test_a_saved_student_does_not_name_the_capture(tmp_path: Path) -> None:
     model = built("bert", AutoModelForSequenceClassification, "sdpa")
-    read_signals(model, view(), Reads(queries={-1}, keys={1}))
+    read_signals(model, padded_view(LENGTHS), Reads(queries={-1}, keys={1}))
     with pytest.raises(IndexError), capturing(model, Reads(queries={1})):
         model(input_ids=torch.tensor([[99]]), attention_mask=torch.ones(1, 1))
     assert model.config._attn_implementation == "sdpa"

@@ -229,12 +229,3 @@ def test_matrices_alone_decay(engine: Engine) -> None:
     for name, value in before.items():
         kept = 1 - rate * DECAY if value.ndim > 1 else 1.0
         torch.testing.assert_close(after[name], kept * value, rtol=1e-6, atol=0, msg=name)
-
-
-def test_under_stage_3_the_student_stays_whole_by_default(world: World) -> None:
-    for options, stays in (({}, True), ({"student_resident": False}, False)):
-        made = make_engine(world, "zero3_fp32", **options)
-        made.train_step([make_batch()])
-        assert made.bundle.student is not None
-        assert all((p.numel() > 0) == stays for p in made.bundle.student.parameters())
-        made.close()

@@ -16,7 +16,6 @@ from ds_distill.data.docstrings import (
 )
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.data import SplitFrom
 from ds_distill.recipe.tasks import Columns, Data, MaskedLM, SingleLabel, Task
 
 MODULE = '''"""Module {number} of {package} says a {word} or two.
@@ -176,24 +175,6 @@ def test_a_cap_is_of_packages_where_a_task_has_no_classes(packages, tmp_path):
         read = source.read(split)
         assert sum("plum" in text for text in read["text"]) == len(read) - 3 == 3
         assert set(read["label"]) == {-1}
-
-
-def test_docstrings_without_labels_stand_beside_texts_of_a_file(packages, tmp_path):
-    """They were refused: not the same columns, of which one had its labels last."""
-    (tmp_path / "more.jsonl").write_text('{"text": "a text of a file"}\n')
-    own = "docstrings:fakeone,faketwo"
-    parts = [
-        SplitFrom(path=own, split="transfer", labels="none"),
-        SplitFrom(path=own, split="train", labels="none"),
-        SplitFrom(path=str(tmp_path / "more.jsonl"), labels="none"),
-    ]
-    source = open_source(task(splits={**{one: one for one in SHARES}, "transfer": parts}), tmp_path)
-    read = source.read("transfer")
-    assert set(read["label"]) == {-1} and read["text"][-1] == "a text of a file"
-    own = open_source(task(), tmp_path)
-    wanted = [own.read("transfer"), own.read("train")]
-    for column in ("text", "key_hi", "key_lo", "group"):
-        assert read[column][:-1] == [value for part in wanted for value in part[column]]
 
 
 def test_a_second_reading_extracts_nothing_until_a_file_changes(tmp_path, monkeypatch):

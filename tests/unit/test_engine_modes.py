@@ -8,30 +8,12 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
-from engines import make_batch, make_student
+from engines import engine_of, make_batch, make_student, terms_of
 
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings
-from ds_distill.recipe.terms import losses_of
-from ds_distill.recipe.training import Training
-
-
-def terms_of(losses: dict[str, dict[str, Any]]) -> dict[str, Term]:
-    return build_terms(losses_of(losses), TermInputs(8))
-
-
-def engine_of(world: World, bundle: Bundle, config: str, micro_steps: int = 1) -> Engine:
-    training = Training(batch_size=4 * micro_steps, micro_batch_size=4)
-    return Engine(
-        bundle,
-        deepspeed_config(config, training, 1),
-        world,
-        OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
-    )
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])

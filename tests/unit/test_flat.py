@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from families import LAYERS, padded_view
 from transformers import PreTrainedModel
-from unit.test_packed import CONFIGS, HEADS, LAYERS, models, padded_view
+from unit.test_packed import FAMILIES, HEADS, models
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import parts_called
@@ -19,7 +20,7 @@ from ds_distill.views import PackedView, View
 FLAT = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 """Families whose padded and packed passes are flat; of DeBERTa packed ones are."""
 CASES = [(name, packed) for name in FLAT for packed in (False, True)]
-CASES += [(name, True) for name in CONFIGS if "deberta" in name]
+CASES += [(name, True) for name in FAMILIES if "deberta" in name]
 
 
 def made(family: str, packed: bool, rows: bool = False) -> tuple[PreTrainedModel, View]:

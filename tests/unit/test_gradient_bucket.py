@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import make_batch, make_student
+from engines import engine_of, make_batch, make_student, terms_of
 
 from ds_distill.engine import engine as module
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import fit_bucket
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.terms import losses_of
-from ds_distill.recipe.training import Training
 
 
 @pytest.mark.parametrize("config", ["zero1_fp32", "zero1_bf16", "zero2_fp32", "zero3_fp32"])
@@ -25,9 +20,6 @@ def test_nothing_longer_than_all_gradients_is_allocated(
 ) -> None:
     student = make_student(0.0)
     numel = sum(weight.numel() for weight in student.parameters())
-    terms = build_terms(losses_of({"cross_entropy": {}}), TermInputs(8))
-    training = Training(batch_size=4, micro_batch_size=4)
-    settings = OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=1)
     asked: list[int] = []
     empty = torch.empty
 
@@ -38,8 +30,7 @@ def test_nothing_longer_than_all_gradients_is_allocated(
 
     monkeypatch.setattr(torch, "empty", recorded)
     monkeypatch.setattr(module, "trains_alone", lambda *_: False)  # as on several ranks
-    given = deepspeed_config(config, training, 1)
-    engine = Engine(Bundle(student, {}, terms), given, world, settings)
+    engine = engine_of(world, Bundle(student, {}, terms_of({"cross_entropy": {}})), config)
     for _ in range(2):
         engine.train_step([make_batch()])
     engine.close()

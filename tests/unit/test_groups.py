@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +86,6 @@ def test_a_group_is_all_that_a_chain_of_marks_joins(pairs, random):
     keys = content_keys([str(number) for number in range(len(pairs))])
     whole, other = Groups(keys, marks), Groups(keys[order], marks[order])
     np.testing.assert_array_equal(whole.group_keys[order], other.group_keys)
-
-
-def test_a_million_texts_are_grouped_in_time():
-    generator = np.random.default_rng(0)
-    marks = generator.integers(0, 2**62, (2, 1_000_000))[:, generator.integers(0, 10**6, 10**6)]
-    marks[1, 1:] = marks[1, :-1]  # long chains
-    start = time.perf_counter()
-    groups = Groups(generator.integers(-(2**62), 2**62, (10**6, 2)), marks.T)
-    part = assigned(groups.group_keys, generator.integers(0, 3, 10**6), 2, 0)
-    assert time.perf_counter() - start < 60
-    assert 0.4 < part.mean() < 0.6
 
 
 def test_a_column_of_the_recipe_names_groups(tmp_path):

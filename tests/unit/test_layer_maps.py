@@ -4,15 +4,16 @@ against slow transcriptions of their equations in float64, gradients too."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from families import NO_DROPOUT, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -53,136 +54,73 @@ def close(ours: torch.Tensor | None, exact: torch.Tensor | None) -> None:
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-6)
 
 
+def squares(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Rohanian et al. 2022, equation 12: the MSE of a pair of states, neuron by neuron."""
+    return sum((x - y) ** 2 for x, y in zip(image, taught, strict=True)) / len(taught)
+
+
+def unit_vectors(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Half of Patient KD's loss (Sun et al. 2019, equation 7), which is 1 - cos, as of VE-KD
+    (appendix D)."""
+    a, b = (sum(x * x for x in vector) ** 0.5 for vector in (image, taught))
+    return sum((x / a - y / b) ** 2 for x, y in zip(image, taught, strict=True)) / 2
+
+
 @pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
-@pytest.mark.parametrize("dummy", [[], [1, 4], range(ROWS)])
-def test_hidden_mse_sums_teachers_and_pairs(layers: Any, pairs: Any, dummy: Any) -> None:
-    widths = {"a": 3, "half": 8}
-    term = made("hidden_mse", {"weight": 0.7, "layers": layers}, widths)
+@pytest.mark.parametrize("dummy", [[1, 4], range(ROWS)])
+@pytest.mark.parametrize(
+    ("name", "section", "widths", "distance"),
+    [
+        ("hidden_mse", {}, {"a": 3, "half": 8}, squares),
+        ("hidden_mse", {"map": False}, {"t": 5}, squares),
+        ("cosine", {}, {"t": 5}, unit_vectors),
+        ("cosine", {}, {"t": 7}, unit_vectors),
+    ],
+)
+def test_teachers_and_pairs_are_summed(
+    name: str,
+    section: dict[str, Any],
+    widths: dict[str, int],
+    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    layers: Any,
+    pairs: Any,
+    dummy: Any,
+) -> None:
+    """Of the student's states, or of their image by a trained map for each teacher and pair."""
+    term = made(name, {"weight": 0.7, "layers": layers, **section}, widths)
     own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
-    taught = {
-        name: states([j for _, j in pairs], width, 20 * width) for name, width in widths.items()
-    }
+    taught = {t: states([j for _, j in pairs], width, 20 * width) for t, width in widths.items()}
     assert term.reads == Reads(set(own), logits=False)
-    assert {name: term.teacher_reads(name) for name in widths} == {
-        name: Reads(set(found), logits=False) for name, found in taught.items()
-    }
-    signals = {name: Signals(randn(ROWS, CLASSES), found) for name, found in taught.items()}
+    for teacher, found in taught.items():
+        assert term.teacher_reads(teacher) == Reads(set(found), logits=False)
+    signals = {teacher: Signals(randn(ROWS, CLASSES), found) for teacher, found in taught.items()}
     batch = make_batch(dummy=dummy)
     rows = term(Seen(Signals(randn(ROWS, CLASSES), own), batch, signals))
     exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
-    weights = {n: p.weight.detach().double().requires_grad_() for n, p in term.projections.items()}
-    assert len(weights) == len(widths) * len(pairs)
+    maps = [weight.detach().double().requires_grad_() for weight in term.parameters()]
+    assert len(maps) == (0 if widths == {"t": 5} else len(widths) * len(pairs))
+    compared = [(teacher, i, j) for teacher in widths for i, j in pairs]
     wanted = []
     for row in batch.row_sets["all"].tolist():
         total = torch.zeros((), dtype=torch.float64)
-        maps = iter(weights.values())
-        for name, width in widths.items():
-            for i, j in pairs:
-                map_ = next(maps)
-                for neuron in range(width):
-                    image = sum(map_[neuron, k] * exact[i][row, k] for k in range(5))
-                    total = total + (taught[name][j][row, neuron].double() - image) ** 2 / width
+        for number, (teacher, i, j) in enumerate(compared):
+            image = maps[number] @ exact[i][row] if maps else exact[i][row]
+            total = total + distance(image, taught[teacher][j][row].double())
         wanted.append(0.7 * total)
     assert rows.shape == (len(wanted),)
     if not wanted:
-        (rows.sum() + term.idle(Signals(randn(0, CLASSES), {n: s[:0] for n, s in own.items()})))
+        no_rows = Signals(randn(0, CLASSES), {n: s[:0] for n, s in own.items()})
+        loss = rows.sum() + term.idle(no_rows)
+        loss.backward()
+        assert loss == 0 and not any(weight.grad.any() for weight in term.parameters())
         return
     close(rows, torch.stack(wanted))
     factors = torch.linspace(0.5, 2, len(rows))
     (factors * rows).sum().backward()
     (factors.double() * torch.stack(wanted)).sum().backward()
-    for n in own:
-        close(own[n].grad, exact[n].grad)
-    for n, projection in term.projections.items():
-        close(projection.weight.grad, weights[n].grad)
-
-
-@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
-def test_without_a_map_states_are_compared_as_they_are(layers: Any, pairs: Any) -> None:
-    """Rohanian et al. 2022, equation 12: MSE(h_s, h_t) of each pair, neuron by neuron."""
-    term = made("hidden_mse", {"weight": 0.7, "layers": layers, "map": False}, {"t": 5})
-    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
-    taught = states([j for _, j in pairs], 5, 50)
-    batch = make_batch(dummy=[2])
-    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
-    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
-    wanted = [
-        0.7
-        * sum(
-            (taught[j][row, neuron].double() - exact[i][row, neuron]) ** 2 / 5
-            for i, j in pairs
-            for neuron in range(5)
-        )
-        for row in batch.row_sets["all"].tolist()
-    ]
-    close(rows, torch.stack(wanted))
-    rows.sum().backward()
-    torch.stack(wanted).sum().backward()
-    for n in own:
-        close(own[n].grad, exact[n].grad)
-    assert not [*term.parameters()]
-    assert term.idle(Signals(randn(0, 2), {n: s[:0] for n, s in own.items()})) == 0
-
-
-@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
-def test_twice_the_cosine_is_patient_kds_loss(layers: Any, pairs: Any) -> None:
-    """Sun et al. 2019, equation 7, neuron by neuron; the sum over layers and the plain cosine."""
-    term = made("cosine", {"weight": 2 * 1.5, "layers": layers}, {"t": 5})
-    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
-    taught = states([j for _, j in pairs], 5, 50)
-    batch = make_batch(dummy=[2])
-    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
-    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
-    wanted = []
-    for row in batch.row_sets["all"].tolist():
-        total = torch.zeros((), dtype=torch.float64)
-        for i, j in pairs:
-            s, t = exact[i][row], taught[j][row].double()
-            length_s, length_t = (sum(x * x for x in v) ** 0.5 for v in (s, t))
-            for x, y in zip(s, t, strict=True):
-                total = total + (x / length_s - y / length_t) ** 2
-        wanted.append(1.5 * total)
-    close(rows, torch.stack(wanted))
-    rows.square().sum().backward()
-    torch.stack(wanted).square().sum().backward()
-    for n in own:
-        torch.testing.assert_close(own[n].grad.double(), exact[n].grad, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
-@pytest.mark.parametrize("dummy", [[2], range(ROWS)])
-def test_the_cosine_to_a_wider_teacher_is_that_of_a_trained_image(
-    layers: Any, pairs: Any, dummy: Any
-) -> None:
-    """VE-KD, appendix D: 1 - cos(t, W s), neuron by neuron. As wide a teacher has no W."""
-    assert not list(made("cosine", {"layers": layers}, {"t": 5}).parameters())
-    term = made("cosine", {"weight": 1.5, "layers": layers}, {"t": 7})
-    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
-    taught = states([j for _, j in pairs], 7, 50)
-    batch = make_batch(dummy=dummy)
-    rows = term(Seen(Signals(randn(ROWS, 2), own), batch, {"t": Signals(randn(ROWS, 2), taught)}))
-    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
-    weights = [p.weight.detach().double().requires_grad_() for p in term.projections.values()]
-    assert len(weights) == len(pairs)
-    wanted = []
-    for row in batch.row_sets["all"].tolist():
-        total = torch.zeros((), dtype=torch.float64)
-        for map_, (i, j) in zip(weights, pairs, strict=True):
-            image, t = map_ @ exact[i][row], taught[j][row].double()
-            total = total + 1 - image @ t / (image @ image).sqrt() / (t @ t).sqrt()
-        wanted.append(1.5 * total)
-    if not wanted:
-        no_rows = Signals(randn(0, 2), {n: s[:0] for n, s in own.items()})
-        (rows.sum() + term.idle(no_rows)).backward()
-        assert all(not p.weight.grad.any() for p in term.projections.values())
-        return
-    close(rows, torch.stack(wanted))
-    rows.square().sum().backward()
-    torch.stack(wanted).square().sum().backward()
-    for exact_map, of in zip(weights, term.projections.values(), strict=True):
-        torch.testing.assert_close(of.weight.grad.double(), exact_map.grad, rtol=1e-4, atol=1e-5)
-    for n in own:
-        torch.testing.assert_close(own[n].grad.double(), exact[n].grad, rtol=1e-4, atol=1e-5)
+    trained = [(own[n], exact[n]) for n in own] + [*zip(term.parameters(), maps, strict=True)]
+    for ours, slow in trained:
+        torch.testing.assert_close(ours.grad.double(), slow.grad, rtol=1e-4, atol=1e-5)
 
 
 def one_divergence(name: str, p: list[torch.Tensor], q: list[torch.Tensor]) -> torch.Tensor:
@@ -267,20 +205,9 @@ def test_uniform_ends_at_the_last_layer(student: int, teacher: int) -> None:
             HiddenMSELoss(layers="every").pairs(student, teacher)
 
 
-def bert(depth: int, width: int) -> BertForSequenceClassification:
-    torch.manual_seed(depth)
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=30,
-            hidden_size=width,
-            num_hidden_layers=depth,
-            num_attention_heads=2,
-            intermediate_size=8,
-            num_labels=CLASSES,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    ).eval()
+def bert(depth: int, width: int) -> Any:
+    sizes = {"num_hidden_layers": depth, "hidden_size": width, "num_labels": CLASSES}
+    return built("bert", AutoModelForSequenceClassification, seed=depth, **sizes, **NO_DROPOUT)
 
 
 def test_layers_are_those_of_the_models_and_others_matter_to_nothing() -> None:

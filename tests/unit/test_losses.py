@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from families import VOCABULARY, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from ds_distill.losses import CrossEntropy, Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -71,21 +72,6 @@ def check_term(term, wanted, student, teachers, target, batch):
 # --------------------------------------------------------------------------------- terms
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
-@pytest.mark.parametrize(("weight", "tolerance"), [(1.0, 0.0), (2.5, 0.0), (2.0, "median")])
-def test_kl(temperature, weight, tolerance):
-    teacher, student = 3 * randn(ROWS, CLASSES), 3 * randn(ROWS, CLASSES, seed=1)
-    losses = weight * divergence(teacher, student, temperature)
-    if tolerance == "median":  # the hinge is open for half of the rows
-        tolerance = losses.quantile(0.5).item()
-    term = term_of("kl", {"weight": weight, "temperature": temperature, "tolerance": tolerance})
-
-    def wanted(z):
-        return (weight * divergence(teacher, z, temperature) - tolerance).clamp(min=0)
-
-    check_term(term, wanted, student, {}, Target(teacher, torch.ones(1, ROWS)), make_batch())
-
-
 def test_cross_entropy_of_labelled_rows():
     term = term_of("cross_entropy", {"weight": 0.3})
     labelled = LABELS.clamp(min=0)
@@ -137,18 +123,6 @@ def test_class_weights_without_counts_are_refused():
         CrossEntropy({"class_weights": {"e": 2.0}}, TermInputs(labels="abcd", class_counts=[1] * 4))
 
 
-def test_logit_mse():
-    teacher = randn(ROWS, CLASSES, seed=1)
-    check_term(
-        term_of("logit_mse", {"weight": 2.0}),
-        lambda z: 2.0 * (teacher.double() - z).pow(2).sum(dim=-1) / CLASSES,
-        randn(ROWS, CLASSES),
-        {},
-        Target(teacher, torch.ones(1, ROWS)),
-        make_batch(),
-    )
-
-
 @pytest.mark.parametrize("name", ["kl", "logit_mse"])
 def test_mixed_losses_are_the_weighted_sum_over_teachers(name):
     teachers = {
@@ -167,32 +141,6 @@ def test_mixed_losses_are_the_weighted_sum_over_teachers(name):
 
     term = term_of(name, {"temperature": 2.0} if name == "kl" else {})
     check_term(term, wanted, randn(ROWS, CLASSES), teachers, Target(None, weights), make_batch())
-
-
-def test_hidden_mse_projects_the_student_to_each_teacher():
-    widths = {"small": 3, "large": 8}
-    term = term_of("hidden_mse", {"weight": 0.7}, student=5, **widths)
-    assert {name: p.weight.shape for name, p in term.projections.items()} == {
-        "small": (3, 5),
-        "large": (8, 5),
-    }
-    hidden = randn(ROWS, 5).requires_grad_()
-    targets = {name: randn(ROWS, width, seed=width) for name, width in widths.items()}
-    teachers = {n: Signals(randn(ROWS, CLASSES), {-1: target}) for n, target in targets.items()}
-    rows = term(Seen(Signals(randn(ROWS, CLASSES), {-1: hidden}), make_batch(), teachers))
-    exact = hidden.detach().double().requires_grad_()
-    maps = {n: p.weight.detach().double().requires_grad_() for n, p in term.projections.items()}
-    wanted = 0.7 * sum(
-        (targets[name].double() - exact @ maps[name].T).pow(2).sum(dim=-1) / width
-        for name, width in widths.items()
-    )
-    torch.testing.assert_close(rows.double(), wanted, rtol=1e-5, atol=1e-6)
-    rows.sum().backward()
-    wanted.sum().backward()
-    torch.testing.assert_close(hidden.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
-    for name, projection in term.projections.items():
-        gradient = projection.weight.grad.double()
-        torch.testing.assert_close(gradient, maps[name].grad, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -229,19 +177,6 @@ def test_confidence_penalty_is_the_negative_entropy():
         return -0.3 * -(p * p.log()).sum(dim=-1)
 
     check_term(term, wanted, 3 * randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
-
-
-@given(st.integers(0, 99), st.integers(2, 9), st.floats(-50, 50))
-@settings(max_examples=40, deadline=None)
-def test_the_confidence_penalty_is_least_where_nothing_is_known(seed, classes, shift):
-    term, logits = term_of("confidence_penalty", {}), 5 * randn(ROWS, classes, seed=seed)
-    rows, shifted, even = (
-        term(Seen(Signals(z), make_batch()))
-        for z in (logits, logits + shift, torch.zeros(ROWS, classes))
-    )
-    torch.testing.assert_close(shifted, rows, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(even, torch.full((ROWS,), -math.log(classes)))
-    assert bool((rows >= even - 1e-6).all()) and bool((rows <= 1e-6).all())
 
 
 def check_states(term, wanted, student, teacher, batch):
@@ -369,7 +304,7 @@ def test_a_bf16_student_meets_the_whole_target():
 
 # -------------------------------------------------------------------------------- bundle
 
-VOCABULARY, LENGTH = 40, 7
+LENGTH = 7
 ALL_TERMS = losses_of(
     {
         "cross_entropy": {"weight": 0.5},
@@ -380,25 +315,16 @@ ALL_TERMS = losses_of(
 )
 
 
-def tiny(kind, seed, width=16, layers=1):
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=2 * width,
-        max_position_embeddings=16,
-        num_labels=CLASSES,
-        initializer_range=0.5,
-        attn_implementation="eager",
-    )
-    return kind(config)
+def tiny(kind, seed, width=16, layers=1, **more):
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2}
+    sizes["num_labels"] = CLASSES
+    return built("bert", kind, seed=seed, **{**sizes, **more})
 
 
-def make_bundle(
-    kind=BertForSequenceClassification, losses=ALL_TERMS, policy="average", live=True, teachers=2
-):
+CLASSIFIER = AutoModelForSequenceClassification
+
+
+def make_bundle(kind=CLASSIFIER, losses=ALL_TERMS, policy="average", live=True, teachers=2):
     student = tiny(kind, 0)
     widths = dict([("first", 24), ("second", 8)][:teachers])
     teachers = {"first": tiny(kind, 1, 24, 2), "second": tiny(kind, 2, 8)}
@@ -491,17 +417,6 @@ def test_teachers_are_frozen_and_never_in_training_mode():
         torch.testing.assert_close(teacher.state_dict(), before[name], rtol=0, atol=0)
 
 
-def test_dropout_acts_on_the_student_alone():
-    bundle, _ = make_bundle()
-    bundle.train()
-    batch = classifier_batch()
-    outputs = [bundle(batch, predict=("student", "first", "second")) for _ in range(2)]
-    answers = [{name: signals.logits for name, signals in each.items()} for each in outputs]
-    assert torch.equal(answers[0]["first"], answers[1]["first"])
-    assert torch.equal(answers[0]["second"], answers[1]["second"])
-    assert not torch.equal(answers[0]["student"], answers[1]["student"])
-
-
 @pytest.mark.parametrize("policy", ["average", "random", "ca-mkd", "mt-bert"])
 def test_cached_signals_give_the_loss_of_live_teachers(policy):
     live, teachers = make_bundle(policy=policy)
@@ -523,7 +438,7 @@ def test_cached_signals_give_the_loss_of_live_teachers(policy):
 
 
 def test_masked_lm_rows_go_through_the_same_bundle():
-    bundle, teachers = make_bundle(BertForMaskedLM)
+    bundle, teachers = make_bundle(AutoModelForMaskedLM)
     bundle.eval()
     view = classifier_batch(2).views["student"]
     rows = torch.tensor([1, 3, LENGTH, LENGTH + 2])
@@ -571,20 +486,9 @@ class Unlike(Term):
 def test_a_term_reads_other_layers_of_each_teacher(labels):
     """Of teachers of unlike depths none is asked for a layer that it does not have; and rows of a
     term on states are examples, however many labels they have."""
-    torch.manual_seed(0)
     depths = {"student": 1, "deep": 4, "shallow": 2}
     models = {
-        name: BertForSequenceClassification(
-            BertConfig(
-                vocab_size=20,
-                hidden_size=8,
-                num_hidden_layers=depth,
-                num_labels=3,
-                num_attention_heads=2,
-                intermediate_size=8,
-            )
-        ).eval()
-        for name, depth in depths.items()
+        name: tiny(CLASSIFIER, 0, layers=depth, num_labels=3) for name, depth in depths.items()
     }
     ids = torch.randint(5, 20, (2, 6))
     view = PaddedView(ids, torch.ones_like(ids))
