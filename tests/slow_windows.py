@@ -63,7 +63,9 @@ def with_counted(
     """Lists of words, cut where they are too long, and which of their words all views have."""
     counted = [columns(tokenizers, max_length, words)["counted"] for words in examples["words"][:]]
     numbers = list(range(len(examples)))
-    return examples.add_column("counted", counted).add_column("number", numbers)
+    owned = [[True] * len(words) for words in examples["words"][:]]
+    numbered = examples.add_column("counted", counted).add_column("number", numbers)
+    return numbered.add_column("owned", owned)
 
 
 def columns(
@@ -110,8 +112,8 @@ def windows_of_context(
     rows = []
     for first, end, owned in _windows(tokenizers, words, rooms):
         here = columns(tokenizers, max_length, words[first:end], asked)
-        here["counted"] = [a and b for a, b in zip(here["counted"], owned, strict=True)]
-        rows.append({**here, "question": asked, "words": words[first:end], "first": first})
+        here |= {"question": asked, "words": words[first:end], "first": first, "owned": owned}
+        rows.append(here)
     return rows
 
 

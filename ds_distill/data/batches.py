@@ -16,7 +16,6 @@ from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.teacher_column import teacher_ids
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.data.word_windows import ContextWords, TextWindows
 from ds_distill.data.words import Words
 from ds_distill.keys import hash_keys
 from ds_distill.types import Batch, Signals, with_taught
@@ -56,9 +55,7 @@ class Examples:
         groups = Groups.of(split)
         keys, marks = torch.from_numpy(groups.keys), torch.from_numpy(groups.marks)
         pairs = "text_b" in split.column_names
-        words: Words | None = None
-        if "words" in split.column_names:
-            words = (ContextWords if "question" in split.column_names else TextWindows).of(split)
+        words = Words.of(split) if "words" in split.column_names else None
         labels = as_numpy(split, "label") if words is None else flat_lists(split, "label")[1]
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)

@@ -10,8 +10,6 @@ in one of them: where it has most around it. `predict` reads texts in the same w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.cutting import (
     KEYS,
     by_tokens,
@@ -30,123 +27,8 @@ from ds_distill.data.cutting import (
     with_keys,
 )
 from ds_distill.data.word_tokens import Views, WordTokens, owners, ranges
-from ds_distill.data.words import NO_TOKEN, Words, word_keys, words_of
+from ds_distill.data.words import NO_TOKEN, word_keys, words_of
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
-
-
-@dataclass(frozen=True)
-class TextWindows(Words):
-    """The words of N windows of texts, R in all. A word that is in several windows is a row of
-    each, and belongs to one of them; in the others it does not count."""
-
-    text: np.ndarray
-    """int64 [N]: the number of each window's text, ascending."""
-    owned: np.ndarray
-    """bool [R]: whether a word belongs to its window."""
-
-    @staticmethod
-    def of(split: datasets.Dataset) -> Words:
-        """Of a prepared split; where each text is one window, words."""
-        offsets, counted = flat_lists(split, "counted")
-        text = as_numpy(split, "number")
-        if len(np.unique(text)) == len(text):
-            return Words(offsets, counted)
-        owned = flat_lists(split, "owned")[1]
-        return TextWindows(offsets, counted & owned, text, owned)
-
-    def at(self, indices: np.ndarray) -> TextWindows:
-        """Those of some windows, in ascending order; of a text all windows or none."""
-        words, rows = super().at(indices), self.of_examples(indices)
-        return TextWindows(words.offsets, words.counted, self.text[indices], self.owned[rows])
-
-    @property
-    def firsts(self) -> np.ndarray:
-        return np.unique(self.text, return_index=True)[1]
-
-    def of_whole_texts(self, chosen: np.ndarray) -> np.ndarray:
-        return ~np.isin(self.text, self.text[~chosen])
-
-    def whole(self) -> tuple[np.ndarray, Words]:
-        rows = np.flatnonzero(self.owned)  # in the order of the texts and of their words
-        _, of_window = np.unique(self.text, return_inverse=True)
-        lengths = np.bincount(of_window[self.examples[rows]], minlength=len(self.firsts))
-        return rows, Words(np.concatenate([[0], np.cumsum(lengths)]), self.counted[rows])
-
-
-@dataclass(frozen=True)
-class ContextWords(Words):
-    """The words of N windows, R in all. A word that is in several windows is a row of each, and
-    counts in one of them; one that has no token in some model's view counts in none."""
-
-    question: np.ndarray
-    """int64 [N]: the number of each window's question, ascending."""
-    first: np.ndarray
-    """int64 [N]: the number, in the context, of each window's first word."""
-    spans: np.ndarray
-    """int64 [R, 2]: first character and end of each word, in the context."""
-    answers: np.ndarray
-    """int64 [A, 3]: the right answers: question, first character, end. They may overlap."""
-
-    @staticmethod
-    def of(split: datasets.Dataset) -> ContextWords:
-        """Of a prepared split; see `prepare`."""
-        offsets, counted = flat_lists(split, "counted")
-        starts, ends = (flat_lists(split, name)[1] for name in ("starts", "ends"))
-        question = as_numpy(split, "number")
-        per_window, begins = flat_lists(split, "answer_starts")
-        of_answer = np.repeat(question, np.diff(per_window))
-        answers = np.stack([of_answer, begins, flat_lists(split, "answer_ends")[1]], axis=1)
-        return ContextWords(
-            offsets,
-            counted,
-            question,
-            as_numpy(split, "first"),
-            np.stack([starts, ends], axis=1).astype(np.int64),
-            answers.astype(np.int64),
-        )
-
-    def at(self, indices: np.ndarray) -> ContextWords:
-        """Those of some windows, in ascending order; of a question all windows or none."""
-        words, rows = super().at(indices), self.of_examples(indices)
-        question = self.question[indices]
-        here = np.unique(question)  # answers are in the order of their questions
-        begins = np.searchsorted(self.answers[:, 0], here, "left")
-        counts = np.searchsorted(self.answers[:, 0], here, "right") - begins
-        kept = np.repeat(begins - (np.cumsum(counts) - counts), counts)
-        answers = self.answers[kept + np.arange(len(kept))]
-        first, spans = self.first[indices], self.spans[rows]
-        return ContextWords(words.offsets, words.counted, question, first, spans, answers)
-
-    @property
-    def firsts(self) -> np.ndarray:
-        """The first window of each question: int64 [Q]."""
-        return np.unique(self.question, return_index=True)[1]
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The rows that count, in the order of their questions and words: int64 [K]."""
-        counted = np.flatnonzero(self.counted)
-        return counted[np.lexsort((self.numbers[counted], self.question_of[counted]))]
-
-    @cached_property
-    def question_of(self) -> np.ndarray:
-        """The position of each row's question among those that are here: int64 [R]."""
-        return np.unique(self.question, return_inverse=True)[1][self.examples]
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """The number of each row's word in its context: int64 [R]."""
-        within = np.arange(len(self.counted)) - self.offsets[self.examples]
-        return self.first[self.examples] + within
-
-    @property
-    def lost(self) -> int:
-        """How many words count in no window."""
-        ends = self.first + np.diff(self.offsets)
-        of_question = np.unique(self.question, return_inverse=True)[1]
-        words = np.zeros(len(self.firsts), dtype=np.int64)
-        np.maximum.at(words, of_question, ends)
-        return int(words.sum() - self.counted.sum())
 
 
 class WordCutter:
@@ -232,67 +114,50 @@ def prepare(
     max_length: int,
     file: Path | None = None,
 ) -> datasets.Dataset:
-    """Each list of words as windows of at most `max_length` tokens in every model's view.
+    """Each list of words, or question with its context, as windows of at most `max_length` tokens
+    in every model's view.
 
-    examples: columns as of `words.EXAMPLES`, and marks. file: where it is written.
+    examples: columns as of `words.EXAMPLES` or `questions.EXAMPLES`, and marks. file: where it is
+        written.
 
-    The result has these, the marks as the whole list has them, what `WordCutter.windows` gives, and
-    `whole_hi`, `whole_lo`: the whole list's content key.
+    The result has what `WordCutter.windows` gives; keys, and `whole_hi` and `whole_lo`, the whole
+    example's; what else is the same of it in each window; and `label`, of each word. Of contexts
+    that is whether one of its characters is in an answer (the class ids of `SPAN_TAGS`), -1 where
+    answers are not known; there are `starts` and `ends`, of each word its characters in the
+    context, and `answer_starts` and `answer_ends`, of a context's first window the right answers.
     """
-    cutter = WordCutter(tokenizers, max_length)
+    pairs = "answers" in examples.column_names
+    cutter, of_whole = WordCutter(tokenizers, max_length, pairs=pairs), of_whole_example(examples)
+    places = ("starts", "ends", "answer_starts", "answer_ends") if pairs else ()
 
     def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
+        asked, lists, of_words = None, batch.get("words"), [{"label": of} for of in batch["label"]]
+        if pairs:
+            asked = [texts_of(question, words_of(question)) for question in batch["text"]]
+            spans = [words_of(context) for context in batch["text_b"]]
+            lists = [texts_of(*of_one) for of_one in zip(batch["text_b"], spans, strict=True)]
+            of_words = [_context(*of_one) for of_one in zip(spans, batch["answers"], strict=True)]
+        assert lists is not None
         rows = []
-        for window in cutter.windows(batch["words"], numbers):
-            at, first = window["number"] - numbers[0], window["first"]
-            row = {name: values[at] for name, values in batch.items()}
-            row |= {"whole_hi": row["key_hi"], "whole_lo": row["key_lo"]}
-            row["label"] = row["label"][first : first + len(window["words"])]
-            rows.append(row | window)
-        return with_keys(rows, word_keys([row["words"] for row in rows]))
-
-    whole = dict.fromkeys(("whole_hi", "whole_lo"), datasets.Value("int64"))
-    features = {**examples.features, **whole, **cutter.features}
-    return made_of(examples, windows, features, "cuts long texts into windows", file)
-
-
-def prepare_contexts(
-    examples: datasets.Dataset,
-    tokenizers: Sequence[PreTrainedTokenizerBase],
-    max_length: int,
-    file: Path | None = None,
-) -> datasets.Dataset:
-    """Each question with each window of its context: at most `max_length` tokens together in every
-    model's view.
-
-    examples: columns as of `questions.EXAMPLES`, and marks. file: where it is written.
-
-    The result has what `WordCutter.windows` gives, keys, and marks; `label`: of each word whether
-    one of its characters is in an answer (the class ids of `SPAN_TAGS`), -1 where answers are not
-    known; `counted`: whether it counts here; `starts` and `ends`: its characters in the context;
-    and `answer_starts` and `answer_ends`: of a context's first window, the right answers.
-    """
-    cutter = WordCutter(tokenizers, max_length, pairs=True)
-    of_whole = of_whole_example(examples)
-
-    def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        asked = [texts_of(question, words_of(question)) for question in batch["text"]]
-        spans = [words_of(context) for context in batch["text_b"]]
-        words = [texts_of(*of_one) for of_one in zip(batch["text_b"], spans, strict=True)]
-        contexts = [_context(*of_one) for of_one in zip(spans, batch["answers"], strict=True)]
-        rows = []
-        for window in cutter.windows(words, numbers, asked):
+        for window in cutter.windows(lists, numbers, asked):
             at, first = window["number"] - numbers[0], window["first"]
             here = slice(first, first + len(window["words"]))
             row = {name: batch[name][at] for name in of_whole}
-            row |= {name: values[here] for name, values in contexts[at].items()}
-            row |= _answers(batch["answers"][at] if first == 0 else None)
-            rows.append({**row, **window, "counted": window["counted"] & window["owned"]})
-        return with_keys(rows, word_keys([[row["question"], row["words"]] for row in rows]))
+            row |= {"whole_hi": batch["key_hi"][at], "whole_lo": batch["key_lo"][at]}
+            row |= {name: values[here] for name, values in of_words[at].items()}
+            row |= _answers(batch["answers"][at] if first == 0 else None) if pairs else {}
+            rows.append(row | window)
+        read = ([row["question"], row["words"]] if pairs else row["words"] for row in rows)
+        return with_keys(rows, word_keys([*read]))
 
-    numbers = dict.fromkeys(("starts", "ends", "answer_starts", "answer_ends"), "int32")
-    features = {**lists_of({"label": "int16", **numbers}), **KEYS, **of_whole, **cutter.features}
-    return made_of(examples, windows, features, "cuts contexts into windows", file)
+    features = {
+        **lists_of({"label": "int16", **dict.fromkeys(places, "int32")}),
+        **KEYS,
+        **{f"whole_{half}": KEYS[f"key_{half}"] for half in ("hi", "lo")},
+        **of_whole,
+        **cutter.features,
+    }
+    return made_of(examples, windows, features, "cuts long texts into windows", file)
 
 
 def texts_of(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Regex, pre_tokenizers
 
-from ds_distill.data.columns import flat_lists
+from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import Reader, check_text, kind_of, text_of, value_of
 from ds_distill.data.span_text import check_own_text, true_offsets
@@ -45,18 +45,41 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Words:
-    """The words of N examples, R in all, one example's after the other's."""
+    """The words of N windows, R in all, one window's after the other's. A text, or the context of a
+    question, that is too long for a view is several windows. A word that is in several is a row of
+    each, and belongs to one of them."""
 
     offsets: np.ndarray
-    """int64 [N + 1]: the first word of each example, and R."""
+    """int64 [N + 1]: the first word of each window, and R."""
     counted: np.ndarray
-    """bool [R]: whether a word has a token in the view of every model of the recipe. Others are
-    rows of no loss, and count as O in every score."""
+    """bool [R]: whether a word belongs to its window, and has a token in the view of every model of
+    the recipe. Others are rows of no loss, and those without a token count as O in every score."""
+    text: np.ndarray | None = None
+    """int64 [N]: the number of each window's text, ascending. None: each is the whole of one."""
+    owned: np.ndarray | None = None
+    """bool [R]: whether a word belongs to its window. None: all do."""
+    spans: np.ndarray | None = None
+    """int64 [R, 2]: of contexts: first character and end of each word."""
+    answer_offsets: np.ndarray | None = None
+    """int64 [N + 1]: of contexts: the first right answer of each, and A. A context's first window
+    has all of them, the others none."""
+    answers: np.ndarray | None = None
+    """int64 [A, 2]: first character and end of each. They may overlap."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Words:
-        """Of a prepared split; see `word_windows`."""
-        return Words(*flat_lists(split, "counted"))
+        """Of a prepared split; see `ds_distill.data.word_windows`."""
+        offsets, counted = flat_lists(split, "counted")
+        owned = flat_lists(split, "owned")[1]
+        words = Words(offsets, counted & owned, as_numpy(split, "number"), owned)
+        if "answer_starts" not in split.column_names:
+            return words
+        return replace(
+            words,
+            spans=_spans_of(split, "starts", "ends"),
+            answer_offsets=flat_lists(split, "answer_starts")[0],
+            answers=_spans_of(split, "answer_starts", "answer_ends"),
+        )
 
     def __len__(self) -> int:
         """N."""
@@ -64,42 +87,68 @@ class Words:
 
     @property
     def examples(self) -> np.ndarray:
-        """int64 [R]: the example of each word."""
+        """int64 [R]: the window of each word."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """How many words some examples, int [B], have: int64 [B]. Of these alone: differences over
-        all N would be most of a micro-batch's time."""
-        return self.offsets[indices + 1] - self.offsets[indices]
-
     def of_examples(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers of the words of some examples, int [B], in their order: int64 [n]."""
-        lengths = self.lengths_of(indices)
-        ends = np.cumsum(lengths)
-        firsts = np.repeat(self.offsets[indices] - (ends - lengths), lengths)
-        return firsts + np.arange(ends[-1] if len(ends) else 0)
+        """The numbers of the words of some windows, int [B], in their order: int64 [n]."""
+        return _of_lists(self.offsets, indices)[1]
 
     @property
     def firsts(self) -> np.ndarray:
-        """The first example of each text: int64 [T]. A text that is too long for a view is several
-        examples, its windows."""
-        return np.arange(len(self))
+        """The first window of each text: int64 [T]."""
+        if self.text is None:
+            return np.arange(len(self))
+        return np.unique(self.text, return_index=True)[1]
+
+    def of_whole_texts(self, chosen: np.ndarray) -> np.ndarray:
+        """Of chosen windows, bool [N], those of whose text all are: bool [N]."""
+        return chosen if self.text is None else ~np.isin(self.text, self.text[~chosen])
 
     def whole(self) -> tuple[np.ndarray, Words]:
         """The rows of the texts' words, each word once, in their order: int64 [W]; and the words of
         these T texts."""
-        return np.arange(len(self.counted)), self
-
-    def of_whole_texts(self, chosen: np.ndarray) -> np.ndarray:
-        """Of chosen examples, bool [N], those of whose text all are: bool [N]."""
-        return chosen
+        if self.text is None or self.owned is None:
+            return np.arange(len(self.counted)), self
+        rows = np.flatnonzero(self.owned)  # in the order of the texts and of their words
+        _, text = np.unique(self.text, return_inverse=True)
+        lengths = np.bincount(text[self.examples[rows]], minlength=len(self.firsts))
+        answers = self.answer_offsets
+        return rows, Words(
+            np.concatenate([[0], np.cumsum(lengths)]),
+            self.counted[rows],
+            spans=None if self.spans is None else self.spans[rows],
+            answer_offsets=None if answers is None else answers[[*self.firsts, -1]],
+            answers=self.answers,
+        )
 
     def at(self, indices: np.ndarray) -> Words:
-        """Those of some examples."""
-        lengths = self.lengths_of(indices)
-        return Words(
-            np.concatenate([[0], np.cumsum(lengths)]), self.counted[self.of_examples(indices)]
-        )
+        """Those of some windows; where they are of texts whole, in ascending order and of a text
+        all."""
+        offsets, rows = _of_lists(self.offsets, indices)
+        of_windows = {"text": self.text}
+        of_rows = {"counted": self.counted, "owned": self.owned, "spans": self.spans}
+        found = {name: of[indices] for name, of in of_windows.items() if of is not None}
+        found |= {name: of[rows] for name, of in of_rows.items() if of is not None}
+        if self.answer_offsets is not None and self.answers is not None:
+            found["answer_offsets"], kept = _of_lists(self.answer_offsets, indices)
+            found["answers"] = self.answers[kept]
+        return Words(offsets, **found)
+
+
+def _spans_of(split: datasets.Dataset, starts: str, ends: str) -> np.ndarray:
+    """int64 [..., 2]"""
+    both = [flat_lists(split, name)[1] for name in (starts, ends)]
+    return np.stack(both, axis=1).astype(np.int64)
+
+
+def _of_lists(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Some lists, int [B], of those that begin at `offsets`, int64 [N + 1]: where each then begins,
+    int64 [B + 1], and the numbers of their values, int64 [n]. It looks at these lists alone:
+    differences over all N would be most of a micro-batch's time."""
+    lengths = offsets[indices + 1] - offsets[indices]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ends, np.repeat(offsets[indices] - ends[:-1], lengths) + np.arange(ends[-1])
 
 
 def word_keys(examples: Sequence[Sequence[Any]]) -> np.ndarray:

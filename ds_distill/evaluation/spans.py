@@ -1,18 +1,18 @@
 """Spans of characters that models find in contexts, and how many are right.
 
-Shapes: Q questions, N windows of their contexts, R words of these in all, P spans.
+Shapes: Q questions, R words of their contexts in all, P spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
-from ds_distill.data.word_windows import ContextWords
+from ds_distill.data.words import Words
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.recipe.tags import IN_SPAN
 
@@ -23,51 +23,44 @@ class SpanPredictions(TagPredictions):
     A predicted span is a run of such words, from the first one's first character to the last one's
     last. A word that counts in no window is predicted to be in none."""
 
-    words: ContextWords
+    spans_of_words: np.ndarray
+    """int64 [R, 2]: first character and end of each word, in its context."""
+    answers: np.ndarray
+    """int64 [A, 3]: the right answers: question, first character, end. They may overlap."""
+    windows: int
+    """In which the contexts were read."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {"logits": self.logits, "labels": self.labels, **asdict(self.words)}
+        own = {"spans": self.spans_of_words, "answers": self.answers}
+        return {**super().arrays(), **own, "windows": np.array(self.windows)}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
-        of_words = {name: a for name, a in arrays.items() if name not in ("logits", "labels")}
-        return cls(arrays["logits"], arrays["labels"], ContextWords(**of_words), list(labels))
-
-    def __len__(self) -> int:
-        """Q: the windows of a context are not independent, and are resampled together."""
-        return len(self.words.firsts)
+        words = Words(arrays["offsets"], arrays["counted"])
+        own = arrays["spans"], arrays["answers"], int(arrays["windows"])
+        return cls(arrays["logits"], arrays["labels"], words, list(labels), *own)
 
     def numbers(self) -> dict[str, int]:
-        words = self.words
-        of_words = {
-            "words": int(words.counted.sum()) + words.lost,
-            "words_without_token": words.lost,
-        }
-        return {"examples": len(self), "windows": len(words), **of_words}
+        return {**super().numbers(), "windows": self.windows}
 
     def details(self, names: Sequence[str]) -> dict[str, Any]:
         return self.of_confidence()
 
     @cached_property
     def spans(self) -> np.ndarray:
-        """What is predicted: question (its position among those here), first character, end: int64
-        [P, 3], in their order."""
-        words = self.words
-        rows = words.rows[self.predicted[words.rows] == self.tags.index(IN_SPAN)]
-        question, number = words.question_of[rows], words.numbers[rows]
-        goes_on = (np.diff(question) == 0) & (np.diff(number) == 1)
+        """What is predicted: question, first character, end: int64 [P, 3], in their order."""
+        rows = np.flatnonzero(self.predicted == self.tags.index(IN_SPAN))
+        question = self.words.examples[rows]
+        goes_on = (np.diff(question) == 0) & (np.diff(rows) == 1)
         begins = np.concatenate([[True], ~goes_on])[: len(rows)]
         ends = np.concatenate([~goes_on, [True]])[-len(rows) :] if len(rows) else begins
-        first, last = rows[begins], rows[ends]
-        spans = [words.question_of[first], words.spans[first, 0], words.spans[last, 1]]
-        return np.stack(spans, axis=1)
+        characters = self.spans_of_words[rows]
+        return np.stack([question[begins], characters[begins, 0], characters[ends, 1]], axis=1)
 
     @cached_property
     def right_spans(self) -> np.ndarray:
-        """The right answers alike, each once: int64 [A, 3]."""
-        question = np.unique(self.words.question)
-        position = np.searchsorted(question, self.words.answers[:, 0])
-        return np.unique(np.column_stack([position, self.words.answers[:, 1:]]), axis=0)
+        """The right answers, each once."""
+        return np.unique(self.answers, axis=0)
 
     @cached_property
     def character_counts(self) -> np.ndarray:
@@ -112,3 +105,19 @@ def _covered(spans: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 1], 1)
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 2], -1)
     return steps.cumsum()[:-1] > 0
+
+
+def word_predictions(
+    logits: np.ndarray, labels: np.ndarray, words: Words, tags: Sequence[str]
+) -> TagPredictions:
+    """What is predicted of texts, or of contexts of questions, by the rows of their windows.
+
+    logits: float [R, C]; labels: int64 [R], 0 or more; words: of the windows.
+    """
+    own, whole = words.whole()
+    if whole.spans is None or whole.answers is None or whole.answer_offsets is None:
+        return TagPredictions(logits[own], labels[own], whole, tags)
+    question = np.repeat(np.arange(len(whole)), np.diff(whole.answer_offsets))
+    answers = np.column_stack([question, whole.answers])
+    of_contexts = whole.spans, answers, len(words)
+    return SpanPredictions(logits[own], labels[own], whole, tags, *of_contexts)

@@ -15,13 +15,11 @@ import numpy as np
 import torch
 
 from ds_distill.data.labels import is_labelled
-from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.scores import build_metric, metric_values
-from ds_distill.evaluation.spans import SpanPredictions
-from ds_distill.evaluation.words import TagPredictions
+from ds_distill.evaluation.spans import word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1
@@ -234,10 +232,7 @@ class _Rows:
             return kind(logits, self.truth[self.which])
         every = np.zeros((len(self.truth), logits.shape[1]), dtype=logits.dtype)
         every[self.which] = logits
-        if isinstance(self.words, ContextWords):
-            return SpanPredictions(every, self.truth, self.words, self.labels)
-        own, words = self.words.whole()
-        return TagPredictions(every[own], self.truth[own], words, self.labels)
+        return word_predictions(every, self.truth, self.words, self.labels)
 
     def followed(self, target: Target, teachers: Sequence[str]) -> dict[str, dict[str, float]]:
         """See `followed_by_class`."""
@@ -286,9 +281,9 @@ _DEFAULT_METRICS: dict[Over, MetricSettings] = {
 
 
 def _over(words: Words | None, *, many: bool) -> Over:
-    if isinstance(words, ContextWords):
-        return "characters"
-    return "words" if words is not None else "labels" if many else "classes"
+    if words is None:
+        return "labels" if many else "classes"
+    return "words" if words.answers is None else "characters"
 
 
 def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = BASELINE) -> str:

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import xxhash
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.word_windows import ContextWords, prepare_contexts
 from ds_distill.evaluation.label_order import LabelDoubt
-from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN
-from ds_distill.tasks.data import TaskData, Tokenizers
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.token_classification import TokenClassificationKind
 
 
 class CharacterSpansKind(TokenClassificationKind):
     """Predictions are logits of all words of all windows, float32 [R, 2]."""
 
-    def prepare(
-        self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
-    ) -> datasets.Dataset:
-        return prepare_contexts(examples, tokenizers(), self.settings.max_length, file)
-
     def scored_words(self, examples: Examples) -> str | None:
         """A hash of the answers in all windows, and of where the words stand."""
-        words = context_words(examples)
-        arrays = (words.answers, words.spans, words.first, words.counted)
-        return xxhash.xxh3_128_hexdigest(b"".join(array.tobytes() for array in arrays))
-
-    def scored(self, predictions: np.ndarray, examples: Examples) -> SpanPredictions:
-        of_labelled = np.flatnonzero(examples.labelled)
-        known, rows = examples.at(of_labelled), examples.rows_of(of_labelled)
-        return SpanPredictions(predictions[rows], known.labels, context_words(known), self.labels)
+        assert examples.words is not None
+        words = examples.words.whole()[1]
+        arrays = (words.answers, words.answer_offsets, words.spans, words.counted)
+        return xxhash.xxh3_128_hexdigest(b"".join(of.tobytes() for of in arrays if of is not None))
 
     def baseline(
         self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
@@ -54,9 +41,3 @@ class CharacterSpansKind(TokenClassificationKind):
         """None: nearly all words are outside, so a model that finds many answers may be right on
         fewer words than one that finds none."""
         return None
-
-
-def context_words(examples: Examples) -> ContextWords:
-    """The words of examples that are windows of contexts."""
-    assert isinstance(examples.words, ContextWords)
-    return examples.words

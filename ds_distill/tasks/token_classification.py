@@ -12,6 +12,7 @@ import xxhash
 from ds_distill.data.batches import Examples, RowsOf
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.word_windows import prepare
+from ds_distill.evaluation.spans import word_predictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.tasks import TokenClassification
@@ -49,8 +50,6 @@ class TokenClassificationKind(OneLabelKind):
         return None if counted.all() else xxhash.xxh3_128_hexdigest(counted.tobytes())
 
     def scored(self, predictions: np.ndarray, examples: Examples) -> TagPredictions:
-        known = examples.at(np.flatnonzero(examples.labelled))
-        rows = examples.rows_of(np.flatnonzero(examples.labelled))
+        known, rows = examples.where(examples.labelled)
         assert known.words is not None
-        own, words = known.words.whole()
-        return TagPredictions(predictions[rows[own]], known.labels[own], words, self.labels)
+        return word_predictions(predictions[rows], known.labels, known.words, self.labels)

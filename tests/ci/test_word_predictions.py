@@ -24,8 +24,8 @@ from ds_distill.data import words as data_words
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import TextWindows, prepare
-from ds_distill.data.words import word_keys
+from ds_distill.data.word_windows import prepare
+from ds_distill.data.words import Words, word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.file_teacher import FileTeacher
@@ -161,7 +161,8 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     found = open_predictions(written(file, lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     split = prepare(source.read("train"), [tokenizer], 10)
-    words = TextWindows.of(split)
+    words = Words.of(split)
+    assert words.text is not None
     in_windows = found.with_windows([split])
     keys = np.stack([np.asarray(split[name][:]) for name in ("key_hi", "key_lo")], axis=1)
     there = in_windows.find(keys) >= 0

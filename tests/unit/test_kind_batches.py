@@ -126,17 +126,17 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
         {"question": "we had", "context": long, "answers": animals},
         {"question": "which food", "context": context, "answers": []},
     ]
-    split = word_windows.prepare_contexts(read("character-spans", tmp_path, rows), [toy], 32)
+    split = word_windows.prepare(read("character-spans", tmp_path, rows), [toy], 32)
     examples, collate = collator(split, toy, 32, tmp_path, word_rows)
     words, batch = examples.words, collate(np.arange(3))
-    assert len(examples) == 3 and isinstance(words, word_windows.ContextWords)
-    assert words.question.tolist() == [0, 0, 1]
+    assert len(examples) == 3 and words is not None
+    assert words.text is not None and words.text.tolist() == [0, 0, 1]
     view = batch.views["student"]
     assert view.positions is not None and view.token_type_ids is not None
     seen = toy.convert_ids_to_tokens(view.input_ids.flatten()[view.positions].tolist())
-    of_rows = words.question[view.example_indices.numpy()]
+    of_rows = words.text[view.example_indices.numpy()]
     for number, text in ((0, long), (1, context)):
-        mine = [row for row in words.rows.tolist() if of_rows[row] == number]
+        mine = [row for row in np.flatnonzero(words.counted) if of_rows[row] == number]
         assert [seen[row] for row in mine] == text.split()
     first = toy.convert_tokens_to_ids("we")
     assert (view.input_ids[:2] == first).any(dim=1).all(), "the question is in every window"

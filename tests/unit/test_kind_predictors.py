@@ -29,10 +29,9 @@ from ds_distill.data import word_windows
 from ds_distill.data.batches import Examples
 from ds_distill.data.rows import word_rows
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import ContextWords, TextWindows
 from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
-from ds_distill.evaluation.spans import SpanPredictions
+from ds_distill.evaluation.spans import SpanPredictions, word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
 from ds_distill.predictors.answering import Answerer
@@ -180,14 +179,14 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     firsts = np.flatnonzero(kind.counted(examples))
     assert examples.counts == {"examples": 5, "windows": len(examples)}
     groups = numbered_keys(examples.group_keys.numpy())
-    assert isinstance(examples.words, TextWindows)
+    assert examples.words is not None and examples.words.text is not None
     assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
     short = torch.from_numpy(word_keys(lists))[[0, 2]]
     assert torch.equal(examples.keys[firsts[[0, 2]]], short), "found in a cache as before"
     some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
     assert some.words is not None and len(some.words.whole()[1]) == 2
     again = Examples.of(word_windows.prepare(source.select([0, 2]), [tagger.tokenizer], 16))
-    assert not isinstance(again.words, TextWindows) and len(again) == 2, "as it is where all fit"
+    assert len(again) == 2, "as it is where all fit"
 
 
 # ----------------------------------------------------------------------------------------- spans
@@ -204,7 +203,7 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
     found = [one["predicted"] for one in predictor.predictions(pairs)]
     assert found[-1] == [] and any(found[0])
     rows = asked(*map(list, zip(*pairs[:-1], strict=True)), [[]] * 3)
-    split = word_windows.prepare_contexts(rows, [predictor.tokenizer], 32)
+    split = word_windows.prepare(rows, [predictor.tokenizer], 32)
     logits = []
     for window in split:
         encoded = predictor.tokenizer(
@@ -215,8 +214,9 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
         firsts = first_tokens(encoded, len(window["words"]), 1)
         logits += [of_tokens[max(first, 0)].tolist() for first in firsts]
     examples = Examples.of(split)
-    assert isinstance(examples.words, ContextWords) and examples.words.lost == 4
-    whole = SpanPredictions(np.array(logits), examples.labels, examples.words, SPAN_TAGS)
+    assert examples.words is not None
+    whole = word_predictions(np.array(logits), examples.labels, examples.words, SPAN_TAGS)
+    assert isinstance(whole, SpanPredictions) and whole.numbers()["words_without_token"] == 4
     spans = [(n, s["start"], s["end"]) for n, of in enumerate(found) for s in of]
     assert spans == [tuple(span) for span in whole.spans.tolist()]
     for (_, context), of_one in zip(pairs, found, strict=True):

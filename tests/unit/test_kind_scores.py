@@ -22,12 +22,11 @@ from torchmetrics.functional.text import squad
 from ds_distill.data import question_windows, word_windows
 from ds_distill.data.batches import Examples
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words, words_of
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
-from ds_distill.evaluation.spans import SpanPredictions
+from ds_distill.evaluation.spans import SpanPredictions, word_predictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.recipe.metrics.answers import (
     MRR,
@@ -242,9 +241,11 @@ def values(found: SpanPredictions) -> dict[str, float]:
 
 
 def spans_of(examples: Examples, inside: np.ndarray) -> SpanPredictions:
-    assert isinstance(examples.words, ContextWords)
+    assert examples.words is not None
     logits = np.stack([~inside, inside], axis=1).astype(np.float64)
-    return SpanPredictions(logits, examples.labels, examples.words, SPAN_TAGS)
+    found = word_predictions(logits, examples.labels, examples.words, SPAN_TAGS)
+    assert isinstance(found, SpanPredictions)
+    return found
 
 
 def test_scores_of_spans_are_those_of_characters(
@@ -261,9 +262,7 @@ def test_scores_of_spans_are_those_of_characters(
         for text in given:
             pair = st.tuples(st.integers(0, len(text) - 1), st.integers(1, len(text)))
             right.append(data.draw(st.lists(pair.filter(lambda p: p[0] < p[1]), max_size=3)))
-        split = word_windows.prepare_contexts(
-            asked(["a"] * len(given), given, right), tokenizers, 32
-        )
+        split = word_windows.prepare(asked(["a"] * len(given), given, right), tokenizers, 32)
         examples = Examples.of(split)
         size = len(examples.labels)
         inside = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
@@ -291,7 +290,7 @@ def chosen(
     toy: Any, contexts: list[str], right: list[Any], words: list[list[str]]
 ) -> tuple[datasets.Dataset, SpanPredictions, Examples]:
     """words: of each window those that are predicted to be in an answer."""
-    split = word_windows.prepare_contexts(asked(["a"] * len(contexts), contexts, right), [toy], 32)
+    split = word_windows.prepare(asked(["a"] * len(contexts), contexts, right), [toy], 32)
     marked = [
         word in of for window, of in zip(split, words, strict=True) for word in window["words"]
     ]
@@ -316,7 +315,7 @@ CONTEXT = "the cat saw a very old dog and some snow"
 
 def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> None:
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
-    split = word_windows.prepare_contexts(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
+    split = word_windows.prepare(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
     examples = Examples.of(split)
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}
@@ -449,11 +448,12 @@ def test_intervals_are_over_texts_and_questions(toy: Any) -> None:
     _, other, _ = chosen(*given, [[], [], ["snow"]])
     low, high = paired_interval(found, other, CharacterF1(CharacterF1.Settings(), SPAN_TAGS))
     assert len(split) == 3 and low <= 0.0 and high == 1.0
-    assert isinstance(examples.words, ContextWords) and examples.words.firsts.tolist() == [0, 2]
+    assert examples.words is not None and examples.words.firsts.tolist() == [0, 2]
     assert examples.counts == {"examples": 2, "windows": 3}
     part = examples.at(np.array([2]))
-    assert isinstance(part.words, ContextWords) and part.words.answers.tolist() == [[1, 0, 4]]
-    alone = SpanPredictions(found.logits[-1:], part.labels, part.words, SPAN_TAGS)
+    assert part.words is not None
+    alone = word_predictions(found.logits[-1:], part.labels, part.words, SPAN_TAGS)
+    assert isinstance(alone, SpanPredictions) and alone.answers.tolist() == [[0, 0, 4]]
     assert values(alone)["character_f1"] == 1.0
     cats = [["cat"]] * 40
     one, two = (answers([["cat"]] * n + [["dog"]] * (40 - n), cats) for n in (30, 10))

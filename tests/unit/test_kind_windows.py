@@ -79,9 +79,7 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
         spans = words_of(context)
         counts = [token_counts(one, [context[a:b] for a, b in spans]) for one in every]
         dropped = set(np.flatnonzero(np.min(counts, axis=0) == 0).tolist())
-        split = word_windows.prepare_contexts(
-            asked([question], [context], [answers]), every, length
-        )
+        split = word_windows.prepare(asked([question], [context], [answers]), every, length)
         slow = windows_of_context(every, length, question, context)
         for name in slow[0]:
             assert list(split[name]) == [window[name] for window in slow], name
@@ -92,14 +90,16 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
             for (start, end), label in zip(here, row["label"], strict=True):
                 inside = any(a <= at < b for at in range(start, end) for a, b in answers)
                 assert SPAN_TAGS[label] == (IN_SPAN if inside else "O")
-            counted += [row["first"] + at for at in np.flatnonzero(row["counted"]).tolist()]
+            own = np.logical_and(row["counted"], row["owned"])
+            counted += [row["first"] + at for at in np.flatnonzero(own).tolist()]
         assert sorted(counted) == [n for n in range(len(spans)) if n not in dropped]
         assert [*zip(split[0]["answer_starts"], split[0]["answer_ends"], strict=True)] == answers
         words = Examples.of(split).words
-        assert isinstance(words, word_windows.ContextWords) and words.lost == len(dropped)
-        assert words.rows.tolist() == sorted(
-            np.flatnonzero(words.counted), key=lambda row: words.numbers[row]
-        )
+        assert words is not None
+        own, whole = words.whole()
+        assert np.flatnonzero(~whole.counted).tolist() == sorted(dropped)
+        assert whole.spans is not None and whole.spans.tolist() == [*map(list, spans)]
+        assert (words.counted[own] == whole.counted).all()
 
     check()
 

@@ -22,8 +22,7 @@ from ds_distill.data.question_windows import prepare as question_windows
 from ds_distill.data.teacher_column import teacher_ids
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import split_long
-from ds_distill.data.word_windows import prepare as text_windows
-from ds_distill.data.word_windows import prepare_contexts as word_windows
+from ds_distill.data.word_windows import prepare as word_windows
 from ds_distill.errors import UserError
 from ds_distill.keys import name_id
 from ds_distill.recipe import Recipe
@@ -107,7 +106,7 @@ def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
             read(questions, "extractive-qa", **columns), tokenizer, 16, 4
         ),
         "characters": word_windows(read(questions, "character-spans", **columns), [of_words], 16),
-        "words": text_windows(read(words, "token-classification", **columns), [of_words], 16),
+        "words": word_windows(read(words, "token-classification", **columns), [of_words], 16),
     }
     for kind, windows in made.items():
         assert len(windows) > 8, kind

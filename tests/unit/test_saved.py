@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import AnswerPredictions
@@ -55,16 +54,10 @@ def made(over: str, seed: int) -> object:
     if over == "characters":
         starts = 4 * (np.arange(12) - np.repeat(offsets[:-1], np.diff(offsets)))
         answers = np.array([[0, 4, 11], [2, 0, 3], [3, 4, 7], [5, 0, 7]])
-        context = ContextWords(
-            offsets,
-            counted,
-            question=np.arange(6),
-            first=np.zeros(6, dtype=np.int64),
-            spans=np.stack([starts, starts + 3], axis=1),
-            answers=answers,
-        )
+        of_contexts = np.stack([starts, starts + 3], axis=1), answers, 6
         labels = same.integers(0, 2, 12)
-        return SpanPredictions(draw.normal(size=(12, 2)), labels, context, list(SPAN_TAGS))
+        logits = draw.normal(size=(12, 2))
+        return SpanPredictions(logits, labels, words, list(SPAN_TAGS), *of_contexts)
     return TagPredictions(draw.normal(size=(12, 3)), same.integers(0, 3, 12), words, TAGS)
 
 
