@@ -19,9 +19,9 @@ from ds_distill.check.predictions import Predictions
 from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
+from ds_distill.data.names import teacher_names
 from ds_distill.data.sources import Source, has_labels
 from ds_distill.data.sources import located as of_task
-from ds_distill.data.teacher_column import teacher_names
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import MARKS
-from ds_distill.data.teacher_column import TEACHER
+from ds_distill.data.names import TEACHER
 from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.files import new_file
 from ds_distill.process.activity import mark

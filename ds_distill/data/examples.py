@@ -18,6 +18,31 @@ EXAMPLES = pa.schema(
 """Columns of texts with a class id, -1 in all rows of a split without labels. Pairs have `text_b`
 after `text`; see `text_schema`."""
 
+WORDS = pa.schema(
+    [
+        ("words", pa.list_(pa.string())),
+        ("label", pa.list_(pa.int16())),
+        ("key_hi", pa.int64()),
+        ("key_lo", pa.int64()),
+        ("widened", pa.int32()),
+    ]
+)
+"""Of lists of words: words; the class id of each one's tag, -1 where the split has no tags; and how
+many of the text's spans have more than they say, see `spans.Tagged`."""
+
+QUESTIONS = pa.schema(
+    [
+        ("text", pa.string()),
+        ("text_b", pa.string()),
+        ("answers", pa.list_(pa.struct([("text", pa.string()), ("start", pa.int64())]))),
+        ("label", pa.int64()),
+        ("key_hi", pa.int64()),
+        ("key_lo", pa.int64()),
+    ]
+)
+"""Of questions: question, context, right answers, and how many these are (-1 where the split has
+none)."""
+
 _KEEP_PER_CLASS = 0x6B656570  # stream of hash_keys: which examples a cap keeps
 
 

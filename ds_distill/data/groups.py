@@ -156,14 +156,9 @@ def plain_text(text: str | list[str]) -> str:
     return " ".join(folded.split()) or text
 
 
-NAMED = pa.schema([("group", pa.int64())])
-
-
-def named_groups(names: list[str | None]) -> list[pa.Array]:
-    """The column `NAMED`: hashes of the groups that examples name, null where one names none."""
-    nothing = np.array([name is None for name in names])
-    keys = content_keys([name or "" for name in names])
-    return [pa.array(hash_keys(keys, _MARK), mask=nothing)]
+def hashed_groups(keys: np.ndarray) -> np.ndarray:
+    """Marks of named groups, int64 [N], by the content keys of their names, int64 [N, 2]."""
+    return hash_keys(keys, _MARK)
 
 
 # ------------------------------------------------------------------------------- into parts

@@ -12,10 +12,10 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data import docstrings, questions
+from ds_distill.data import docstrings
 from ds_distill.data.columns import as_numpy, example_keys, flat_lists
 from ds_distill.data.cutting import of_whole_example
-from ds_distill.data.examples import keep_per_class
+from ds_distill.data.examples import QUESTIONS, keep_per_class
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import LabelNames, label_array
 from ds_distill.data.randomise import randomised
@@ -366,10 +366,10 @@ def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
 
 def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
     """Questions of an unlabelled split."""
-    nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
+    nothing = pa.nulls(len(data), QUESTIONS.field("answers").type)
     data = _replaced(data, "answers", nothing)
     data = _without_labels(data)
-    return data.select_columns([*questions.EXAMPLES.names, *of_whole_example(data)])
+    return data.select_columns([*QUESTIONS.names, *of_whole_example(data)])
 
 
 def _without_labels(data: datasets.Dataset) -> datasets.Dataset:

@@ -1,23 +1,26 @@
-"""The rows of a teacher's file of predictions, as logits."""
+"""The rows of a teacher's file of predictions, as logits, and the examples that they are of."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow.compute as pc
+import xxhash
 
-from ds_distill.data.ids import ExamplesById
+from ds_distill.data.columns import arrow_column
 from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
+from ds_distill.data.names import ID
 from ds_distill.data.readers import Reader, check_text, kind_of
-from ds_distill.data.row_forms import text_columns
+from ds_distill.data.row_forms import ROW_FORMS, WordRows
 from ds_distill.data.sources import Source
-from ds_distill.data.words import WordColumns, word_keys
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.keys import content_keys
+from ds_distill.keys import content_keys, find_keys, sorted_keys
 
 LEAST = 1e-6
 """The least probability that a label has, and 1 less the most: of a label that is not named, or
@@ -28,6 +31,65 @@ FORMS = ("logits", "probabilities", "predicted")
 
 _SUM = 0.02
 """By how much probabilities that sum to 1 may be off, as rounded ones are."""
+
+
+@dataclass(frozen=True)
+class ExamplesById:
+    """M examples by their ids, in ascending order of these."""
+
+    ids: np.ndarray
+    """int64 [M, 2]: hashes of the ids, distinct."""
+    keys: np.ndarray
+    """int64 [M, 2]: content keys."""
+    rows: np.ndarray
+    """int64 [M]: how many rows an example is: its words, or 1."""
+
+    @staticmethod
+    def of(source: Source, splits: Collection[str]) -> ExamplesById:
+        """Of some splits, those whose examples have ids. Raises UserError where two that are not
+        the same have one id."""
+        read = map(source.read, splits)
+        parts = [_of_split(data) for data in read if ID[0] in data.column_names]
+        table = np.concatenate([np.zeros((0, 5), dtype=np.int64), *parts])
+        order, first = sorted_keys(table[:, :2])
+        ordered = table[order]
+        same = ordered[first][np.cumsum(first) - 1]
+        if (unlike := np.flatnonzero((ordered != same).any(axis=1))).size:
+            both = same[unlike[0]], ordered[unlike[0]]
+            keys, places = (
+                {(int(row[2]), int(row[3])) for row in both},
+                dict[tuple[int, int], str](),
+            )
+            for split in splits:
+                places = source.locations(split, keys) | places
+            raise UserError(
+                f"{' and '.join(places.values())}: these are not the same, and have one id (column "
+                f"{source.task.data.columns.id!r}). Give each its own."
+            )
+        kept = ordered[first]
+        return ExamplesById(kept[:, :2], kept[:, 2:4], kept[:, 4])
+
+    def fingerprint(self) -> str:
+        """Of which examples have which ids."""
+        table = np.concatenate([self.ids, self.keys, self.rows[:, None]], axis=1)
+        return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(table).tobytes())
+
+    def find(self, names: list[str]) -> np.ndarray:
+        """Where examples with these ids stand: int64 [B], -1 of one that does not."""
+        return find_keys(self.ids[:, 0], self.ids[:, 1], content_keys(names))
+
+
+def _of_split(data: datasets.Dataset) -> np.ndarray:
+    """int64 [n, 5]: id, key and number of rows, of those of its examples that have an id."""
+    there = arrow_column(data, ID[0]).is_valid()
+    columns = [
+        arrow_column(data, name).filter(there).to_numpy() for name in (*ID, "key_hi", "key_lo")
+    ]
+    known = there.to_numpy()
+    rows = np.ones(len(data), dtype=np.int64)
+    if "words" in data.column_names:
+        rows = pc.list_value_length(arrow_column(data, "words")).to_numpy()
+    return np.stack([*columns, rows[known]], axis=1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -45,45 +107,41 @@ class PredictionRows:
     def __init__(self, reader: Reader, source: Source, by_id: ExamplesById | None) -> None:
         """source: of the task's data, which has its columns and labels. by_id: its examples, where
         the file has the column of their ids."""
-        task, present = source.task, reader.columns()
-        self._reader, self._labels, self.by_id = reader, source.labels, by_id
+        task, present, labels = source.task, reader.columns(), source.labels
+        self._reader, self._labels, self.by_id = reader, labels, by_id
         self.fingerprint = reader.fingerprint()
-        self._names = LabelNames(source.labels)
-        self._many, self.width = task.predicts == "labels", len(source.labels) or 1
-        self._words = WordColumns.of(task.data.columns, present) if task.rows == "words" else None
+        self._names = LabelNames(labels)
+        self._many, self.width = task.predicts == "labels", len(labels) or 1
+        self._form = ROW_FORMS[task.rows](task, reader)
+        self._of_words = isinstance(self._form, WordRows)
         self.names = self._columns(source, present)
-        forms = FORMS if source.labels else FORMS[-1:]
-        self.form = next((form for form in forms if form in present), "")
-        if not self.form:
+        columns = FORMS if labels else FORMS[-1:]
+        self.column = next((column for column in columns if column in present), "")
+        """The one that says what is predicted."""
+        if not self.column:
             raise UserError(
-                f"{reader.name}: no column {' or '.join(map(repr, forms))}, which says what is "
+                f"{reader.name}: no column {' or '.join(map(repr, columns))}, which says what is "
                 f"predicted; it has: {', '.join(present)}. Name one so."
             )
         self._predicted: LabelIds | LabelSets | Numbers
-        if not source.labels:
-            self._predicted = Numbers(reader, self.form)
-        else:
+        if labels:
             kind = LabelSets if self._many else LabelIds
-            self._predicted = kind(source.labels, reader, self.form, unordered=source.found_labels)
+            self._predicted = kind(labels, reader, self.column, unordered=source.found_labels)
+        else:
+            self._predicted = Numbers(reader, self.column)
 
     def _columns(self, source: Source, present: list[str]) -> list[str]:
         """Those that say of which example a row is."""
-        of_task, what = source.task.data.columns, "texts"
+        named = source.task.data.columns.id
         if self.by_id is not None:
-            return [str(of_task.id)]
-        if self._words is not None:
-            names, what = [self._words.words], "words"
-        else:
-            columns = text_columns(of_task, present)
-            names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+            return [str(named)]
+        names, what = [*self._form.key_columns.values()], "words" if self._of_words else "texts"
         for name in names:
             if name not in present:
-                named = ""
-                if of_task.id is not None:
-                    named = f", and no {of_task.id!r}, in which their ids are"
+                or_ids = "" if named is None else f", and no {named!r}, in which their ids are"
                 raise UserError(
                     f"{self._reader.name}: no column {name!r}, in which the task's {what} are"
-                    f"{named}.{did_you_mean(name, present)} It has: {', '.join(present)}."
+                    f"{or_ids}.{did_you_mean(name, present)} It has: {', '.join(present)}."
                 )
         return names
 
@@ -91,80 +149,78 @@ class PredictionRows:
         """The content keys of the examples of some rows, int64 [B, 2]; and of which the task has
         one, bool [B]: of those that are named by ids. Raises UserError for a row that is not of as
         many words."""
-        columns = list(map(list, zip(*(row.example for row in rows), strict=True)))
+        examples = [row.example for row in rows]
         if self.by_id is None:
-            keys = content_keys(*columns) if self._words is None else word_keys(columns[0])
-            return keys, np.ones(len(rows), dtype=bool)
-        at = self.by_id.find(columns[0])
+            return self._form.keys(examples), np.ones(len(rows), dtype=bool)
+        at = self.by_id.find([name for [name] in examples])
         keys = np.zeros((len(rows), 2), dtype=np.int64)
         keys[at >= 0] = self.by_id.keys[at[at >= 0]]
         for row, number in zip(rows, at, strict=True):
             if number >= 0 and len(row.logits) != (words := int(self.by_id.rows[number])):
-                raise _other_length(row.location, self.form, len(row.logits), words)
+                raise _other_length(row.location, self.column, len(row.logits), words)
         return keys, at >= 0
 
     def __iter__(self) -> Iterator[PredictionRow]:
         """Raises UserError for the first row that says something wrong."""
-        for location, row in self._reader.rows([*self.names, self.form, "confidence"]):
-            example = self._example(row, location)
-            value = row.get(self.form)
+        for location, row in self._reader.rows([*self.names, self.column, "confidence"]):
+            if self.by_id is None:
+                example = self._form.fields(row, location)
+            else:
+                example = [self._id(row.get(self.names[0]), location)]
+            value = row.get(self.column)
             if value is None or (value == "" and self._reader.numbers_are_text):
                 continue
             with np.errstate(over="ignore"):  # it is refused
                 logits = np.asarray(self._logits(row, value, example, location), dtype=np.float32)
             if not np.isfinite(logits).all():
-                raise UserError(f"{location}: {self.form!r} holds what is no finite number.")
+                raise UserError(f"{location}: {self.column!r} holds what is no finite number.")
             yield PredictionRow(location, example, logits.reshape(-1, self.width))
 
-    def _example(self, row: dict[str, Any], location: str) -> list[Any]:
-        if self.by_id is None and self._words is not None:
-            return [self._words.words_in(row, location)]
-        fields = [row.get(name) for name in self.names]
-        for name, field in zip(self.names, fields, strict=True):
-            whole = self.by_id is not None and type(field) is int
-            check_text(str(field) if whole else field, f"{location}: {name!r}")
-        return list(map(str, fields))
+    def _id(self, value: Any, location: str) -> str:
+        check_text(str(value) if type(value) is int else value, f"{location}: {self.names[0]!r}")
+        return str(value)
 
     def _logits(self, row: dict[str, Any], value: Any, example: list[Any], location: str) -> Any:
         """[C], or of words [W, C]."""
-        if self._reader.numbers_are_text and (self._words is not None or self.form != "predicted"):
-            with suppress(ValueError):  # in CSV, the JSON of it
-                value = json.loads(value)
-        if self._words is None:
-            return self._of_one(value, row.get("confidence"), location)
-        values = self._by_word(self._words, row, value, location)
+        confidence = row.get("confidence")
+        if not self._of_words:
+            value = value if self.column == "predicted" else self._parsed(value)
+            return self._of_one(value, confidence, location)
+        values, confidence = self._by_word(row, location), self._parsed(confidence)
         if self.by_id is None and len(values) != len(example[0]):
-            raise _other_length(location, self.form, len(values), len(example[0]))
-        sure = row.get("confidence")
-        if self._reader.numbers_are_text and sure:
-            with suppress(ValueError):
-                sure = json.loads(sure)
-        shares = sure if isinstance(sure, list) else [sure] * len(values)
+            raise _other_length(location, self.column, len(values), len(example[0]))
+        shares = confidence if isinstance(confidence, list) else [confidence] * len(values)
         if len(shares) != len(values):
             raise _other_length(location, "confidence", len(shares), len(values))
         of_word = enumerate(zip(values, shares, strict=True))
         return [self._of_one(*one, f"{location}: word {number}") for number, one in of_word]
 
-    def _by_word(
-        self, words: WordColumns, row: dict[str, Any], value: Any, location: str
-    ) -> list[Any]:
+    def _parsed(self, value: Any) -> Any:
+        """A row's value; in CSV, that of its JSON."""
+        if self._reader.numbers_are_text and isinstance(value, str):
+            with suppress(ValueError):
+                return json.loads(value)
+        return value
+
+    def _by_word(self, row: dict[str, Any], location: str) -> list[Any]:
         """What is said of each word."""
+        form, value = self._form, self._parsed(row[self.column])
         if not isinstance(value, list):
             raise UserError(
-                f"{location}: {self.form!r} must be a list of what is predicted of each word, got "
-                f"{kind_of(value)}."
+                f"{location}: {self.column!r} must be a list of what is predicted of each word, "
+                f"got {kind_of(value)}."
             )
-        spans = all(isinstance(one, dict) for one in value)
-        if words.in_text and self.form == "predicted" and spans:
-            return replace(words, tags=self.form).tags_in(row, value, location)
+        spans = self.column == "predicted" and all(isinstance(one, dict) for one in value)
+        if spans and isinstance(form, WordRows) and form.in_text:
+            return form.tags_of_spans({**row, self.column: value}, self.column, location)
         return value
 
     def _of_one(self, value: Any, confidence: Any, location: str) -> Any:
         """[C], of what is said of a row."""
-        if self.form == "predicted":
+        if self.column == "predicted":
             return self._of_predicted(value, confidence, location)
         numbers = self._by_label(value, location)
-        if self.form == "logits":
+        if self.column == "logits":
             return numbers
         if ((numbers < 0) | (numbers > 1)).any():
             raise UserError(f"{location}: 'probabilities' must be from 0 to 1, got {value}.")
@@ -177,40 +233,41 @@ class PredictionRows:
 
     def _by_label(self, value: Any, location: str) -> np.ndarray:
         """float64 [C], from a number by label or numbers in the labels' order."""
-        if isinstance(value, dict):
-            given: dict[int, Any] = {}
-            # A column of objects, as in parquet, has null where an object has no such key.
-            for name, number in value.items():
-                if (label := self._names.find(str(name))) is None:
-                    raise UserError(
-                        f"{location}: {self.form!r} has {name!r}, which is not one of the "
-                        f"{len(self._labels)} labels: {', '.join(self._labels)}."
-                        f"{did_you_mean(name, self._labels)}"
-                    )
-                if number is not None:
-                    given[label] = number
-            if self.form == "logits" and len(given) < len(self._labels):
-                missing = [label for at, label in enumerate(self._labels) if at not in given]
-                raise UserError(
-                    f"{location}: 'logits' lacks {', '.join(missing)}. Name all labels."
-                )
-            listed = [given.get(label, 0.0) for label in range(len(self._labels))]
-        elif isinstance(value, list) and len(value) == len(self._labels):
-            listed = value
-        else:
+        listed = self._listed(value, location) if isinstance(value, dict) else value
+        if not isinstance(listed, list) or len(listed) != len(self._labels):
             raise UserError(
-                f"{location}: {self.form!r} must be an object with a number by label, or a list "
+                f"{location}: {self.column!r} must be an object with a number by label, or a list "
                 f"of {len(self._labels)} numbers in the labels' order, got {kind_of(value)}."
             )
         for number in listed:
             if type(number) not in (int, float):
                 raise UserError(
-                    f"{location}: {self.form!r} holds {kind_of(number)}. Write numbers."
+                    f"{location}: {self.column!r} holds {kind_of(number)}. Write numbers."
                 )
         try:
             return np.array(listed, dtype=np.float64)
         except OverflowError:
-            raise UserError(f"{location}: {self.form!r} holds what is no finite number.") from None
+            raise UserError(
+                f"{location}: {self.column!r} holds what is no finite number."
+            ) from None
+
+    def _listed(self, value: dict[str, Any], location: str) -> list[Any]:
+        """Numbers by label in the labels' order, 0 where none is given."""
+        given: dict[int, Any] = {}
+        # A column of objects, as in parquet, has null where an object has no such key.
+        for name, number in value.items():
+            if (label := self._names.find(str(name))) is None:
+                raise UserError(
+                    f"{location}: {self.column!r} has {name!r}, which is not one of the "
+                    f"{len(self._labels)} labels: {', '.join(self._labels)}."
+                    f"{did_you_mean(name, self._labels)}"
+                )
+            if number is not None:
+                given[label] = number
+        if self.column == "logits" and len(given) < len(self._labels):
+            missing = [label for at, label in enumerate(self._labels) if at not in given]
+            raise UserError(f"{location}: 'logits' lacks {', '.join(missing)}. Name all labels.")
+        return [given.get(label, 0.0) for label in range(len(self._labels))]
 
     def _of_predicted(self, value: Any, confidence: Any, location: str) -> Any:
         found = self._predicted.of_value(value, location)

@@ -2,13 +2,13 @@
 person said of texts.
 
 The file is converted once to an Arrow file of content keys and logits, sorted by key, which is
-mapped into memory.
+mapped into memory. `ds_distill.data.prediction_rows` reads its rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -21,8 +21,7 @@ import xxhash
 
 from ds_distill.data.built import build_once
 from ds_distill.data.columns import BATCH, as_numpy
-from ds_distill.data.ids import ExamplesById, UnlikeExamples
-from ds_distill.data.prediction_rows import PredictionRows
+from ds_distill.data.prediction_rows import ExamplesById, PredictionRow, PredictionRows
 from ds_distill.data.readers import open_file
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
@@ -62,13 +61,12 @@ class FilePredictions:
         splits: as `word_windows.prepare` makes them.
         """
         keys, first = [np.stack([self.high, self.low], axis=1)], [self.first]
+        names = ("whole_hi", "whole_lo", "key_hi", "key_lo", "first")
         for split in splits:
-            if "whole_hi" in split.column_names:
-                names = ("whole_hi", "whole_lo", "key_hi", "key_lo", "first")
-                table = np.stack([as_numpy(split, name) for name in names], axis=1)
-                whole = self.find(table[:, :2])
-                keys.append(table[whole >= 0, 2:4])
-                first.append(self.first[whole[whole >= 0]] + table[whole >= 0, 4])
+            table = np.stack([as_numpy(split, name) for name in names], axis=1)
+            whole = self.find(table[:, :2])
+            keys.append(table[whole >= 0, 2:4])
+            first.append(self.first[whole[whole >= 0]] + table[whole >= 0, 4])
         every, rows = np.concatenate(keys), np.concatenate(first)
         order, distinct = sorted_keys(every)  # a list that is whole comes before a like window
         kept = order[distinct]
@@ -85,7 +83,7 @@ def open_predictions(path: Path, source: Source, splits: Collection[str] = ()) -
     labels, with the location.
     """
     rows = _rows(path, source, splits)
-    state = [VERSION, rows.fingerprint, rows.names, rows.form, source.task.predicts]
+    state = [VERSION, rows.fingerprint, rows.names, rows.column, source.task.predicts]
     state += [source.found_labels]
     if rows.by_id is not None:
         state += [rows.by_id.fingerprint()]
@@ -99,9 +97,8 @@ def first_other(
 ) -> str | None:
     """Where the first row stands that is of none of some examples, by their content keys int64
     [N, 2]; None without one. path, source, splits: as of `open_predictions`."""
-    found = iter(rows := _rows(path, source, splits))
-    while batch := list(islice(found, BATCH)):
-        mark("reads predictions")
+    rows = _rows(path, source, splits)
+    for batch in _batches(rows):
         of_batch, there = rows.keys(batch)
         others = np.flatnonzero(there & ~among_keys(of_batch, keys))
         if others.size:
@@ -109,73 +106,51 @@ def first_other(
     return None
 
 
+def _batches(rows: PredictionRows) -> Iterator[list[PredictionRow]]:
+    found = iter(rows)
+    while batch := list(islice(found, BATCH)):
+        mark("reads predictions")
+        yield batch
+
+
 def _rows(path: Path, source: Source, splits: Collection[str]) -> PredictionRows:
     reader = open_file(path)
     named = source.task.data.columns.id in reader.columns()
-    return PredictionRows(reader, source, _by_id(source, splits) if named else None)
-
-
-def _by_id(source: Source, splits: Collection[str]) -> ExamplesById:
-    """The examples of some splits. Raises UserError where two that are not the same have one id."""
-    try:
-        return ExamplesById.of(source.read(split) for split in splits)
-    except UnlikeExamples as error:
-        places: dict[tuple[int, int], str] = {}
-        for split in splits:
-            places = source.locations(split, error.keys) | places
-        raise UserError(
-            f"{' and '.join(places.values())}: these are not the same, and have one id (column "
-            f"{source.task.data.columns.id!r}). Give each its own."
-        ) from error
+    return PredictionRows(reader, source, ExamplesById.of(source, splits) if named else None)
 
 
 def _write(rows: PredictionRows, path: Path) -> None:
     keys, known = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0, dtype=bool)]
-    logits, counts = [np.zeros((0, rows.width), dtype=np.float32)], [np.zeros(0, dtype=np.int64)]
-    found, first_unknown = iter(rows), ""
-    while batch := list(islice(found, BATCH)):
-        mark("reads predictions")
+    logits, first_unknown = list[np.ndarray](), ""
+    for batch in _batches(rows):
         of_batch, there = rows.keys(batch)
         if not there.all():
-            first_unknown = first_unknown or batch[int(np.flatnonzero(~there)[0])].location
+            first_unknown = first_unknown or batch[int(np.argmin(there))].location
         keys.append(of_batch)
         known.append(there)
-        logits.append(np.concatenate([row.logits for row in batch]))
-        counts.append(np.array([len(row.logits) for row in batch], dtype=np.int64))
-    all_keys, all_logits = np.concatenate(keys), np.concatenate(logits) + np.float32(0)  # no -0
-    all_counts = np.concatenate(counts)
-    ends = np.cumsum(all_counts)
+        logits += [row.logits + np.float32(0) for row in batch]  # no -0
+    all_keys = np.concatenate(keys)
     numbers = np.flatnonzero(np.concatenate(known))
     order, first = sorted_keys(all_keys[numbers])
     numbers = numbers[order]
-    starts = ends - all_counts
     digests = np.array(
-        [
-            xxhash.xxh3_64_intdigest(all_logits[start:end].tobytes())
-            for start, end in zip(starts[numbers], ends[numbers], strict=True)
-        ],
-        dtype=np.uint64,
+        [xxhash.xxh3_64_intdigest(logits[number].tobytes()) for number in numbers], dtype=np.uint64
     )
     same = np.flatnonzero(first)[np.cumsum(first) - 1]
     if (differ := np.flatnonzero(digests != digests[same])).size:
         _refuse_disagreement(rows, int(numbers[same[differ[0]]]), int(numbers[differ[0]]))
     kept = numbers[first]
-    lengths = all_counts[kept]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    chosen = np.repeat(starts[kept] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    of_labels = pa.FixedSizeListArray.from_arrays(pa.array(all_logits[chosen].ravel()), rows.width)
+    offsets = np.concatenate([[0], np.cumsum([len(logits[number]) for number in kept], dtype=int)])
+    every = np.concatenate([np.zeros((0, rows.width), np.float32), *(logits[at] for at in kept)])
+    of_labels = pa.FixedSizeListArray.from_arrays(pa.array(every.ravel()), rows.width)
     columns = [pa.array(all_keys[kept, half]) for half in (0, 1)]
     columns.append(pa.LargeListArray.from_arrays(pa.array(offsets), of_labels))
     unknown = f"{len(all_keys) - len(order):,} (such as {first_unknown})" if first_unknown else ""
-    schema = pa.schema(
-        [pa.field(name, of.type) for name, of in zip(_COLUMNS, columns, strict=True)],
-        {"unknown": unknown},
-    )
+    names = ("key_hi", "key_lo", "logits")
+    fields = [pa.field(name, of.type) for name, of in zip(names, columns, strict=True)]
+    schema = pa.schema(fields, {"unknown": unknown})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-
-
-_COLUMNS = ("key_hi", "key_lo", "logits")
 
 
 def _refuse_disagreement(rows: PredictionRows, *numbers: int) -> None:

@@ -93,7 +93,7 @@ def prepare(
     """Each question with each window of its context: at most `max_length` tokens together, of which
     a question has no more than half.
 
-    examples: columns as of `questions.EXAMPLES`, and marks.
+    examples: columns as of `examples.QUESTIONS`, and marks.
     overlap: tokens that windows share, at most. file: where it is written.
 
     The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the

@@ -4,7 +4,7 @@ words, or a question about a context. Converted once to a file of examples that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data import groups, ids, questions, teacher_column, words
+from ds_distill.data import words
 from ds_distill.data.columns import BATCH, write_columns
-from ds_distill.data.examples import text_schema
+from ds_distill.data.examples import QUESTIONS, WORDS, text_schema
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
-from ds_distill.data.readers import Reader, name_of, text_of
-from ds_distill.data.words import WordColumns
+from ds_distill.data.names import NAMED, named_columns
+from ds_distill.data.readers import Reader, check_text, kind_of, name_of, text_of, value_of
+from ds_distill.data.spans import Span, answers_of, entities_of, parts_of, tagged
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.data import Columns
+from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import Rows, Task
 
-NAMED: dict[str, tuple[pa.Schema, Callable[[list[str | None]], list[pa.Array]]]] = {
-    "group": (groups.NAMED, groups.named_groups),
-    "teacher": (teacher_column.NAMED, teacher_column.named_teachers),
-    "id": (ids.NAMED, ids.hashed_ids),
-}
-"""By key of `task.data.columns`: names beside an example, and the columns that are made of them."""
-
 _NO_LABEL = " -1 is none where task.labels does not name it."
+
+_SHOWN = 3
+"""Locations that are named in a message, beside the first."""
+
+Row = Mapping[str, Any]
 
 
 class RowForm(ABC):
@@ -44,11 +44,11 @@ class RowForm(ABC):
 
     def __init__(self, task: Task, reader: Reader) -> None:
         self.task, self.reader = task, reader
-        self.columns = task.data.columns
+        self.columns = text_columns(task.data.columns, reader.columns())
 
     @property
     def label_column(self) -> str:
-        return str(getattr(self.task.data.columns, self.label_key))
+        return str(getattr(self.columns, self.label_key))
 
     @property
     def has_labels(self) -> bool:
@@ -74,13 +74,17 @@ class RowForm(ABC):
         `LabelIds`."""
 
     @abstractmethod
-    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
-        """Whether a row has a label, and then its values. Raises UserError where it breaks a
-        rule."""
+    def fields(self, row: Row, location: str) -> list[Any]:
+        """What its content key is made of. Raises UserError for a row without it."""
 
     @abstractmethod
-    def arrays(self, values: list[list[Any]]) -> list[Any]:
-        """The columns of some examples, of the values of each."""
+    def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
+        """Whether each of some rows, with their locations, has a label; and the columns of these
+        examples. Raises UserError where one breaks a rule."""
+
+    def keys(self, fields: Sequence[Sequence[Any]]) -> np.ndarray:
+        """The content keys of examples, given their fields: int64 [n, 2]."""
+        return content_keys(*map(list, zip(*fields, strict=True)))
 
     def convert(
         self, labels: list[str], path: Path, *, unordered: bool, named: Mapping[str, str]
@@ -93,16 +97,23 @@ class RowForm(ABC):
         """
         schema = self.begin(labels, unordered=unordered)
         for key in named:
-            schema = pa.schema([*schema, *NAMED[key][0]])
-        rows = self._examples(named)
+            kind = pa.string() if key == "teacher" else pa.int64()
+            schema = pa.schema([*schema, *((name, kind) for name in NAMED[key])])
+        wanted = [*self.key_columns.values(), *named.values()]
+        if self.task.predicts not in ("token", "nothing"):
+            wanted.append(self.label_column)
+        rows, first = self.reader.rows(wanted), dict[bool, str]()
 
         def batches() -> Iterator[list[Any]]:
             while batch := list(islice(rows, BATCH)):
-                values = list(map(list, zip(*batch, strict=True)))
-                last = len(values) - len(named)
-                columns = self.arrays(values[:last])
-                for key, names in zip(named, values[last:], strict=True):
-                    columns += NAMED[key][1](names)
+                labelled, columns = self.examples(batch)
+                for has in (True, False):
+                    if has in labelled:
+                        first.setdefault(has, batch[labelled.index(has)][0])
+                self._refuse_mixed(first)
+                for key, name in named.items():
+                    names = [name_of(row, name, key, location) for location, row in batch]
+                    columns += named_columns(key, names)
                 yield columns
 
         with without_garbage_collection():  # rows live for one batch, and hold no cycles
@@ -110,24 +121,11 @@ class RowForm(ABC):
         if count == 0:
             raise UserError(f"{self.reader.name}: no rows. Put at least one example there.")
 
-    def _examples(self, named: Mapping[str, str]) -> Iterator[list[Any]]:
-        columns = [*self.key_columns.values()]
-        if self.task.predicts not in ("token", "nothing"):
-            columns.append(self.label_column)
-        columns += [column for key in NAMED if (column := getattr(self.columns, key)) is not None]
-        first: dict[bool, str] = {}
-        """Of rows that have labels, and of those that have none: where."""
-        for location, row in self.reader.rows(columns):
-            has_labels, *values = self.example(row, location)
-            if has_labels not in first:
-                first[has_labels] = location
-                self._refuse_mixed(first)
-            if named:
-                values += [name_of(row, name, key, location) for key, name in named.items()]
-            yield values
-
     def _refuse_mixed(self, first: Mapping[bool, str]) -> None:
-        """Raises UserError where some rows have labels and others have none."""
+        """Raises UserError where some rows have labels and others have none.
+
+        first: where the first of these, and of those, stands.
+        """
         if len(first) > 1:
             what, some, advice = self.labels_are
             raise UserError(
@@ -136,21 +134,12 @@ class RowForm(ABC):
                 at=first[False],
             )
 
-    def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """The content keys of rows as the reader gives them: int64 [n, 2]."""
-        return content_keys(*([row[name] for row in rows] for name in self.key_columns.values()))
-
 
 class TextRows(RowForm):
     """A text, or a pair of them, with a label, any number of labels, or a number."""
 
     label_key = "label"
-
-    def __init__(self, task: Task, reader: Reader) -> None:
-        super().__init__(task, reader)
-        self.columns = text_columns(self.columns, reader.columns())
-        self._labels: LabelIds | LabelSets | Numbers | None = None
-        self._names = [*self.key_columns.values()], self.label_column
+    _labels: LabelIds | LabelSets | Numbers | None = None
 
     @property
     def key_columns(self) -> dict[str, str]:
@@ -172,64 +161,153 @@ class TextRows(RowForm):
             self.labels_are = ("label", "one", _NO_LABEL)
         return text_schema(self.columns.text_b is not None, self._labels and self._labels.type)
 
-    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
-        texts, label_column = self._names
-        texts = [text_of(row, name, location) for name in texts]
-        if self._labels is None:
-            return False, -1, *texts
-        label = self._labels.of_value(row.get(label_column), location)
-        return self._labels.is_one(label), label, *texts
+    def fields(self, row: Row, location: str) -> list[str]:
+        return [text_of(row, name, location) for name in self.key_columns.values()]
 
-    def arrays(self, values: list[list[Any]]) -> list[Any]:
-        labels, *texts = values
+    def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
+        texts = [
+            [text_of(row, name, location) for location, row in rows]
+            for name in self.key_columns.values()
+        ]
+        labels: list[Any] = [-1] * len(rows)
+        labelled = [False] * len(rows)
+        if self._labels is not None:
+            column, of_value = self.label_column, self._labels.of_value
+            labels = [of_value(row.get(column), location) for location, row in rows]
+            labelled = [*map(self._labels.is_one, labels)]
         keys = content_keys(*texts)
-        return [*texts, label_array(np.array(labels)), keys[:, 0], keys[:, 1]]
+        return labelled, [*texts, label_array(np.array(labels)), keys[:, 0], keys[:, 1]]
 
 
 class WordRows(RowForm):
-    """A list of words with their tags, or a text with spans."""
+    """A list of words with a tag for each; or a text, cut into words, with spans of it."""
 
     labels_are = ("tags", "some", "")
 
     def __init__(self, task: Task, reader: Reader) -> None:
         super().__init__(task, reader)
-        self.words = WordColumns.of(self.columns, reader.columns())
-        self.label_key = "spans" if self.words.in_text else "tags"
+        named, present = task.data.columns, reader.columns()
+        self.in_text = named.tokens not in present and named.text in present
+        self.label_key = "spans" if self.in_text else "tags"
+        self.words = named.text if self.in_text else named.tokens
+        """The column of words."""
         self._ids: LabelIds | None = None
-        self._lost: list[words.Lost] = []
+        self._lost: list[tuple[str, Span, str]] = []
 
     @property
     def key_columns(self) -> dict[str, str]:
-        return {"tokens": self.words.words}
+        return {"tokens": self.words}
 
     def tags(self) -> list[str] | None:
-        return words.entity_tags(self.reader, self.words) if self.words.in_text else None
+        if not self.in_text:
+            return None
+        types: set[str] = set()
+        for location, row in self.reader.rows([self.words, self.label_column]):
+            spans = self._spans(row, row.get(self.label_column), self.label_column, location)
+            types.update(kind for _, _, kind in spans)
+        return [OUTSIDE, *(f"{part}-{kind}" for kind in sorted(types) for part in "BI")]
 
     def state(self, labels: list[str]) -> list[Any]:
-        columns = text_columns(self.columns, self.reader.columns())  # of a text with spans
         class_names = self.reader.label_names(self.label_column)
-        return [_named(columns), labels, class_names, "words", words.VERSION]
+        return [_named(self.columns), labels, class_names, "words", words.VERSION]
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         if labels:
-            self._ids = LabelIds(labels, self.reader, self.words.tags, unordered=unordered)
-        return words.EXAMPLES
+            self._ids = LabelIds(labels, self.reader, self.label_column, unordered=unordered)
+        return WORDS
 
-    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
-        return self.words.example(row, location, self._ids, self._lost)
+    def fields(self, row: Row, location: str) -> list[list[str]]:
+        return [self._words_in(row, location)]
 
-    def arrays(self, values: list[list[Any]]) -> list[Any]:
-        lists, tags, widened = values
+    def keys(self, fields: Sequence[Sequence[Any]]) -> np.ndarray:
+        return words.word_keys([of_row for [of_row] in fields])
+
+    def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
+        lists = [self._words_in(row, location) for location, row in rows]
+        found = [self._tags(row, location) for location, row in rows]
+        untagged = (([-1] * len(of_row), 0) for of_row in lists)
+        of_rows = [own or other for own, other in zip(found, untagged, strict=True)]
+        tags, widened = map(list, zip(*of_rows, strict=True))
         keys = words.word_keys(lists)
-        return [lists, tags, keys[:, 0], keys[:, 1], widened]
+        columns = [lists, tags, keys[:, 0], keys[:, 1], widened]
+        return [own is not None for own in found], columns
 
-    def _examples(self, named: Mapping[str, str]) -> Iterator[list[Any]]:
-        yield from super()._examples(named)
-        words.refuse_lost(self._lost, self.words)
+    def convert(self, *given: Any, **more: Any) -> None:
+        super().convert(*given, **more)
+        self._refuse_lost(self._lost, self.label_column)
 
-    def keys(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        lists = [self.words.words_of_row(row[self.words.words]) for row in rows]
-        return words.word_keys(lists)
+    def tags_of_spans(self, row: Row, column: str, location: str) -> list[str]:
+        """A tag for each word of a row's text, by the spans in a column. Raises UserError for
+        others, and for spans that would be lost."""
+        text = text_of(row, self.words, location)
+        found = tagged(self._spans(row, row[column], column, location), words.words_of(text))
+        self._refuse_lost([(location, *one) for one in found.lost], column)
+        return found.tags
+
+    def _spans(self, row: Row, value: Any, column: str, location: str) -> list[Span]:
+        text = text_of(row, self.words, location)
+        return entities_of(value, text, f"{location}: {column!r}")
+
+    def _words_in(self, row: Row, location: str) -> list[str]:
+        name = self.words
+        if self.in_text:
+            text = text_of(row, name, location)
+            if not (found := words.texts_of(text, words.words_of(text))):
+                raise UserError(f"{location}: {name!r} holds no word. Take the row out.")
+            return found
+        found = value_of(row, name, location)
+        if not isinstance(found, list) or not found:
+            raise UserError(
+                f"{location}: {name!r} must be a list of words, at least one, got "
+                f"{'an empty list' if found == [] else kind_of(found)}. Write the words as a list "
+                "of texts, or take the row out."
+            )
+        for number, word in enumerate(found):
+            check_text(word, f"{location}: word {number} of {name!r}")
+        return found
+
+    def _tags(self, row: Row, location: str) -> tuple[list[int], int] | None:
+        """The class ids of a row's words, and how many of its spans have more than they say; None
+        where it has no tags."""
+        column, widened = self.label_column, 0
+        value, count = row.get(column), len(row[self.words])
+        if self._ids is None or value is None:
+            return None
+        if self.in_text:
+            places = words.words_of(row[self.words])
+            value, lost, widened = tagged(self._spans(row, value, column, location), places)
+            self._lost += [(location, *one) for one in lost]
+            count = len(places)
+        if not isinstance(value, list) or len(value) != count:
+            got = f"{len(value)} of them" if isinstance(value, list) else kind_of(value)
+            raise UserError(
+                f"{location}: {column!r} must be a list of one tag for each of the {count} words "
+                f"in {self.words!r}, got {got}. Correct the row or take it out."
+            )
+        tags = [self._ids.of_value(tag, location) for tag in value]
+        if min(tags) < 0:
+            raise UserError(
+                f"{location}: word {tags.index(-1)} has no tag in {column!r}. Give each word of "
+                "a row a tag, or write null in place of the whole list."
+            )
+        return tags, widened
+
+    @staticmethod
+    def _refuse_lost(lost: Sequence[tuple[str, Span, str]], column: str) -> None:
+        """Raises UserError where there is a span that tags cannot tell.
+
+        lost: where each stands, the span, and why.
+        """
+        if not lost:
+            return
+        (location, span, why), *others = lost
+        locations = list(dict.fromkeys(other for other, _, _ in others))
+        dots = ", ..." if len(locations) > _SHOWN else ""
+        more = f" {len(others):,} more are lost so: {', '.join(locations[:_SHOWN])}{dots}."
+        raise UserError(
+            f"{location}: {column!r}: the span {span} {why}, so it would be lost. Correct its "
+            f"ends, join it with the other, or take one out.{more if others else ''}"
+        )
 
 
 class QuestionRows(RowForm):
@@ -244,20 +322,32 @@ class QuestionRows(RowForm):
         return {"question": self.columns.question, "context": self.columns.context}
 
     def state(self, labels: list[str]) -> list[Any]:
-        return [_named(self.columns), "contexts", self.task.predicts]
+        return [_named(self.task.data.columns), "contexts", self.task.predicts]
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
-        return questions.EXAMPLES
+        return QUESTIONS
 
-    def example(self, row: Mapping[str, Any], location: str) -> Sequence[Any]:
-        any_number = self.task.predicts == "tag"
-        return questions.example(row, self.columns, location, any_number=any_number)
+    def fields(self, row: Row, location: str) -> list[str]:
+        return [text_of(row, name, location) for name in self.key_columns.values()]
 
-    def arrays(self, values: list[list[Any]]) -> list[Any]:
-        asked, contexts, answers = values
+    def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
+        found = [self._example(row, location) for location, row in rows]
+        asked, contexts, answers = map(list, zip(*found, strict=True))
         numbers = [-1 if some is None else len(some) for some in answers]
         keys = content_keys(asked, contexts)
-        return [asked, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
+        columns = [asked, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
+        return [some is not None for some in answers], columns
+
+    def _example(self, row: Row, location: str) -> list[Any]:
+        question, context = self.fields(row, location)
+        any_number, answers = self.task.predicts == "tag", row.get(self.columns.answers)
+        if any_number and not words.words_of(context):
+            name = self.columns.context
+            raise UserError(f"{location}: {name!r} holds no word. Take the row out.")
+        if answers is not None:
+            what = f"{location}: {self.columns.answers!r}"
+            answers = (parts_of if any_number else answers_of)(answers, context, what)
+        return [question, context, answers]
 
 
 ROW_FORMS: dict[Rows, type[RowForm]] = {

@@ -24,12 +24,11 @@ from ds_distill.data.built import build_once
 from ds_distill.data.columns import BATCH, as_numpy, example_keys
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import MARKS, with_marks
-from ds_distill.data.ids import ID
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
+from ds_distill.data.names import ID, NAMED, TEACHER
 from ds_distill.data.readers import Reader, open_file
-from ds_distill.data.row_forms import NAMED, ROW_FORMS, RowForm
+from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.data.splits import folder_splits, hub_splits
-from ds_distill.data.teacher_column import TEACHER
 from ds_distill.errors import UserError, did_you_mean, reworded
 from ds_distill.recipe.tasks import Task
 
@@ -123,7 +122,7 @@ class Source(ABC):
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; in a task of numbers
         float32, the number; `key_hi` and `key_lo`, int64: the content key; of words `widened`, see
-        `ds_distill.data.words.EXAMPLES`; `copy` and `group`: see
+        `ds_distill.data.examples.WORDS`; `copy` and `group`: see
         `ds_distill.data.groups`. `task.data.per_class` and `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
@@ -302,8 +301,8 @@ class ReaderSource(Source):
             form = self._form(reader)
             rows = reader.rows([*form.key_columns.values()])
             while places.keys() < keys and (batch := list(islice(rows, BATCH))):
-                here = map(tuple, form.keys([row for _, row in batch]).tolist())
-                for (location, _), key in zip(batch, here, strict=True):
+                found = form.keys([form.fields(row, location) for location, row in batch])
+                for (location, _), key in zip(batch, map(tuple, found.tolist()), strict=True):
                     if key in keys:
                         places.setdefault(key, location)
         return places

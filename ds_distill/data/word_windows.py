@@ -27,7 +27,7 @@ from ds_distill.data.cutting import (
     with_keys,
 )
 from ds_distill.data.word_tokens import Views, WordTokens, owners, ranges
-from ds_distill.data.words import NO_TOKEN, word_keys, words_of
+from ds_distill.data.words import NO_TOKEN, texts_of, word_keys, words_of
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 
 
@@ -117,7 +117,7 @@ def prepare(
     """Each list of words, or question with its context, as windows of at most `max_length` tokens
     in every model's view.
 
-    examples: columns as of `words.EXAMPLES` or `questions.EXAMPLES`, and marks. file: where it is
+    examples: columns as of `examples.WORDS` or `examples.QUESTIONS`, and marks. file: where it is
         written.
 
     The result has what `WordCutter.windows` gives; keys, and `whole_hi` and `whole_lo`, the whole
@@ -131,13 +131,14 @@ def prepare(
     places = ("starts", "ends", "answer_starts", "answer_ends") if pairs else ()
 
     def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        asked, lists, of_words = None, batch.get("words"), [{"label": of} for of in batch["label"]]
-        if pairs:
+        asked = None
+        if not pairs:
+            lists, of_words = batch["words"], [{"label": of} for of in batch["label"]]
+        else:
             asked = [texts_of(question, words_of(question)) for question in batch["text"]]
             spans = [words_of(context) for context in batch["text_b"]]
             lists = [texts_of(*of_one) for of_one in zip(batch["text_b"], spans, strict=True)]
             of_words = [_context(*of_one) for of_one in zip(spans, batch["answers"], strict=True)]
-        assert lists is not None
         rows = []
         for window in cutter.windows(lists, numbers, asked):
             at, first = window["number"] - numbers[0], window["first"]
@@ -158,11 +159,6 @@ def prepare(
         **cutter.features,
     }
     return made_of(examples, windows, features, "cuts long texts into windows", file)
-
-
-def texts_of(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The words that stand at some characters of a text."""
-    return [text[start:end] for start, end in spans]
 
 
 def _context(

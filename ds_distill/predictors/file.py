@@ -53,11 +53,10 @@ def predict_file(
         _check_column(file, name, columns)
     # Behind what can be told at once: these imports take many seconds.
     from ds_distill.predictors.prediction import CHUNK, load_predictor
-    from ds_distill.predictors.tagging import Tagger
 
     predictor = load_predictor(model)
     names = _columns(file, columns, predictor, text, text_b)
-    of_words = isinstance(predictor, Tagger)
+    of_words = predictor.of_words
     done, started, shown = 0, time.monotonic(), time.monotonic()
     while chunk := list(islice(rows, CHUNK)):
         texts = [_text(location, row, names, of_words) for location, row in chunk]

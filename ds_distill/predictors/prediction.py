@@ -1,28 +1,40 @@
 """Predict with a model, such as a run's student, for texts of a program; `file` reads those of a
-file. Here is what labels texts; `tagging` finds entities or any number of spans, `answering` one
+file. A classifier labels texts, a tagger finds entities or any number of spans, an answerer one
 answer to a question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
+from transformers import BatchEncoding, PreTrainedConfig
 
-from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
+from ds_distill.data.groups import MARKS
+from ds_distill.data.question_windows import Windows, prepare
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, tokens_fingerprint
+from ds_distill.data.word_windows import WordCutter
+from ds_distill.data.words import texts_of, words_of
 from ds_distill.errors import UserError
+from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
+from ds_distill.evaluation.words import entities
+from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, longest_input
+from ds_distill.models.encoder import read_signals
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import CLASSIFIER, finite, load_model
-from ds_distill.models.task_params import columns_of
-from ds_distill.predictors.answering import Answerer
-from ds_distill.predictors.tagging import Tagger
+from ds_distill.models.load import ANSWERER, CLASSIFIER, TAGGER, finite, load_model
+from ds_distill.models.task_params import columns_of, count_of
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tags import OUTSIDE, SPAN_TAGS, are_entities
+from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.run.folder import student_folder
+from ds_distill.views import PaddedView
 
 Text = str | tuple[str, str]
 """A text, or two."""
@@ -30,38 +42,75 @@ Text = str | tuple[str, str]
 CHUNK = 4096
 """Texts that are sorted by length together."""
 
+ANSWERS = 5
+"""Answers to a question, as many as BioASQ takes."""
 
-class Classifier:
-    """A trained classifier, or regression model, with its tokenizer."""
+_LONGEST: int = ExtractiveQA.model_fields["max_answer_length"].default
+"""Of a model that does not say how long its answers may be."""
 
-    columns: tuple[tuple[str, ...], ...] = (("text",), ("text_a", "text_b"))
+ONE_TEXT = (("text",), ("text_a", "text_b"))
+ASKED = (("question", "context"), ("text_a", "text_b"))
+
+
+class Predictor(ABC):
+    """A trained model with its tokenizer."""
+
+    head = CLASSIFIER
+    """The ending of transformers' class that it is of."""
+    of_words = False
+    """Whether it reads lists of words."""
+    columns: tuple[tuple[str, ...], ...] = ONE_TEXT
     """Of a file's, those that are read where none are named: the first that are there."""
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str, config: PreTrainedConfig) -> None:
         """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
 
-        Raises UserError when there is no classifier.
+        Raises UserError where the model has no such head.
         """
-        config = load_config(reference)
-        self.labels = class_names(config)
+        self.labels = class_names(config) if self.head != ANSWERER else []
+        self.tokenizer = load_tokenizer(reference, of_words=self.of_words)
+        self.max_length = longest_input(config, self.tokenizer)
+        """Tokens of a text, or of a window; of a run's student those of its training."""
+        self.cut = 0
+        """Texts, or pairs of them, that were cut at so many tokens, so far."""
+        model = load_model(self.head, reference, self.labels or None, new_head=False).eval()
+        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        check_vocabulary(reference, config, self.tokenizer)
+        if self.tokenizer.pad_token_id is None:  # id 0 stands there in training, too
+            self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(0)
+        self.columns = (*columns_of(config), *self.columns)
+
+    @abstractmethod
+    def predictions(self, texts: Sequence[Any], batch_size: int = 32) -> list[dict[str, Any]]:
+        """Of each text `predicted`, and more."""
+
+    def _batches(
+        self, inputs: Mapping[str, Sequence[Sequence[int]]], batch_size: int
+    ) -> Iterator[tuple[np.ndarray, BatchEncoding]]:
+        """Padded batches of inputs of like length: the numbers of their rows, and tensors."""
+        order = np.argsort([len(ids) for ids in inputs["input_ids"]], kind="stable")
+        names = [name for name in self.tokenizer.model_input_names if name in inputs]
+        for start in range(0, len(order), batch_size):
+            these = order[start : start + batch_size]
+            rows = {name: [inputs[name][number] for number in these] for name in names}
+            yield these, self.tokenizer.pad(rows, return_tensors="pt").to(self._model.device)
+
+
+class Classifier(Predictor):
+    """A classifier, or a regression model. Longer texts are cut."""
+
+    def __init__(self, reference: str, config: PreTrainedConfig) -> None:
+        super().__init__(reference, config)
         self.many_labels = config.problem_type == "multi_label_classification"
         self.is_regression = config.problem_type == "regression" or len(self.labels) == 1
         """Whether it predicts a number; then there are no labels and no probabilities."""
-        self.tokenizer = load_tokenizer(reference)
-        self.max_length = longest_input(config, self.tokenizer)
-        """Tokens; of a run's student those of its training. Longer texts are cut."""
-        self.cut = 0
-        """Texts, or pairs of them, that were longer, so far."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = (
-            load_model(CLASSIFIER, reference, self.labels, new_head=False).eval().to(device)
-        )
 
     @torch.no_grad()
-    def _logits(self, texts: list[Text], batch_size: int) -> torch.Tensor:
-        """float32 [N, outputs], in the order of the texts. Batches are of texts of like length."""
+    def _logits(self, texts: Sequence[Text], batch_size: int) -> torch.Tensor:
+        """float32 [N, outputs], in the order of the texts."""
+        found = torch.empty(len(texts), len(self.labels))
         if not texts:
-            return torch.zeros(0, len(self.labels))
+            return found
         firsts = [text if isinstance(text, str) else text[0] for text in texts]
         seconds = [text[1] for text in texts if not isinstance(text, str)]
         if seconds and len(seconds) < len(texts):
@@ -69,22 +118,13 @@ class Classifier:
         encoded = self.tokenizer(
             firsts, seconds or None, truncation=True, max_length=self.max_length
         )
-        lengths = np.array([len(ids) for ids in encoded["input_ids"]])
-        full = np.flatnonzero(lengths == self.max_length)
-        self.cut += self._longer([firsts[i] for i in full], [seconds[i] for i in full if seconds])
-        order = np.argsort(lengths, kind="stable")
-        found = torch.empty(len(texts), len(self.labels))
-        for start in range(0, len(order), batch_size):
-            these = order[start : start + batch_size]
-            batch = {
-                name: [encoded[name][index] for index in these]
-                for name in self.tokenizer.model_input_names
-                if name in encoded
-            }
-            inputs = self.tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
-            found[torch.from_numpy(these)] = finite(
-                self._model, self._model(**inputs).logits.float().cpu()
-            )
+        full = [at for at, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
+        self.cut += self._longer(
+            [firsts[at] for at in full], [seconds[at] for at in full if seconds]
+        )
+        for these, inputs in self._batches(encoded, batch_size):
+            logits = self._model(**inputs).logits.float().cpu()
+            found[torch.from_numpy(these)] = finite(self._model, logits)
         return found
 
     def _longer(self, firsts: list[str], seconds: list[str]) -> int:
@@ -94,7 +134,7 @@ class Classifier:
         whole = self.tokenizer(firsts, seconds or None, verbose=False)["input_ids"]
         return sum(len(ids) > self.max_length for ids in whole)
 
-    def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
+    def predictions(self, texts: Sequence[Text], batch_size: int = 32) -> list[dict[str, Any]]:
         """Of each text `predicted`: a label, or the list of those above a half where a text may
         have any number, or of a regression model the number; and of labels `probabilities` by
         label: they sum to 1, or with any number of labels per text each is that of the label's
@@ -113,12 +153,173 @@ class Classifier:
         return {"predicted": predicted, "probabilities": named}
 
 
-Predictor = Classifier | Tagger | Answerer
+class Tagger(Predictor):
+    """A token classifier, which reads long texts in windows."""
 
-_BY_HEAD: dict[str, type[Tagger] | type[Answerer]] = {
-    "ForTokenClassification": Tagger,
-    "ForQuestionAnswering": Answerer,
-}
+    head, of_words = TAGGER, True
+
+    def __init__(self, reference: str, config: PreTrainedConfig) -> None:
+        self.answers_questions = class_names(config) == SPAN_TAGS
+        """Whether it finds answers to questions in contexts; else entities in texts."""
+        self.columns = ASKED if self.answers_questions else (("tokens",), ("text",))
+        super().__init__(reference, config)
+
+    def predictions(
+        self, texts: Sequence[str | list[str] | tuple[str, str]], batch_size: int = 32
+    ) -> list[dict[str, Any]]:
+        """Of each text, list of words, or pair of a question and its context: `predicted`, what it
+        found. Of a text entities: their `type`, `start` and `end` (characters, the end exclusive),
+        `text`, and `probability`, the mean of their words' tags; where the model's tags are none of
+        entities, each word with a tag other than O, its type. Of a question the answers: the same
+        without a type. Of a list of words a tag for each; O of one without a token, None where
+        there is no O.
+
+        Raises UserError for a text where questions are answered, and for a pair where not."""
+        questions = [text[0] if isinstance(text, tuple) else None for text in texts]
+        contents = [text[1] if isinstance(text, tuple) else text for text in texts]
+        if any((question is not None) != self.answers_questions for question in questions):
+            raise UserError(
+                "this model answers questions: give pairs of a question and its context."
+                if self.answers_questions
+                else "this model tags single texts: give no pairs."
+            )
+        spans = [[] if isinstance(text, list) else words_of(text) for text in contents]
+        words = [
+            text if isinstance(text, list) else texts_of(text, of_text)
+            for text, of_text in zip(contents, spans, strict=True)
+        ]
+        found = []
+        tagged = self._tag(words, questions, batch_size)
+        for text, of_text, (tags, shares) in zip(contents, spans, tagged, strict=True):
+            predicted: list[Any] = list(tags)
+            if isinstance(text, str):
+                predicted = self._found(text, of_text, tags, shares)
+            if self.answers_questions:
+                predicted = [{k: v for k, v in one.items() if k != "type"} for one in predicted]
+            found.append({"predicted": predicted})
+        return found
+
+    @torch.no_grad()
+    def _tag(
+        self, texts: list[list[str]], questions: Sequence[str | None], batch_size: int
+    ) -> list[tuple[list[str | None], np.ndarray]]:
+        """Each text's tags, and their probabilities."""
+        names = [*self.labels, OUTSIDE if OUTSIDE in self.labels else None]
+        found = [np.full(len(words), len(self.labels)) for words in texts]
+        shares = [np.ones(len(words)) for words in texts]
+        windows, of = self._windows(texts, questions), tokens_fingerprint(self.tokenizer)
+        inputs = {"input_ids": [row[f"{of}:input_ids"].tolist() for row in windows]}
+        if self.answers_questions:
+            inputs["token_type_ids"] = [row[f"{of}:token_type_ids"].tolist() for row in windows]
+        for these, batch in self._batches(inputs, batch_size):
+            logits = finite(self._model, self._model(**batch).logits.float().cpu())
+            for number, of_tokens in zip(these, logits, strict=True):
+                row = windows[number]
+                own = slice(row["first"], row["first"] + len(row["words"]))
+                here = row["owned"] & row["counted"]
+                first = torch.from_numpy(row[f"{of}:first_tokens"][here]).long()
+                likeliest = of_tokens[first].softmax(dim=1).max(dim=1)
+                found[row["number"]][own][here] = likeliest.indices.numpy()
+                shares[row["number"]][own][here] = likeliest.values.numpy()
+        return [
+            ([names[number] for number in numbers], of_text)
+            for numbers, of_text in zip(found, shares, strict=True)
+        ]
+
+    def _found(
+        self,
+        text: str,
+        spans: list[tuple[int, int]],
+        tags: list[str | None],
+        shares: np.ndarray,
+    ) -> list[dict[str, Any]]:
+        """Entities, or words with tags; see `predictions`."""
+        known = [OUTSIDE if tag is None else tag for tag in tags]
+        if are_entities(self.labels):
+            [found] = entities([known], strict=False)
+        else:
+            found = {(tag, at, at) for at, tag in enumerate(known) if tag != OUTSIDE}
+        return [
+            {
+                "type": kind,
+                "start": spans[first][0],
+                "end": spans[last][1],
+                "text": text[spans[first][0] : spans[last][1]],
+                "probability": float(shares[first : last + 1].mean()),
+            }
+            for kind, first, last in sorted(found, key=lambda entity: entity[1])
+        ]
+
+    def _windows(
+        self, texts: list[list[str]], questions: Sequence[str | None]
+    ) -> list[dict[str, Any]]:
+        """Windows of at most `max_length` tokens that cover each text; see `WordCutter`."""
+        cutter = WordCutter([self.tokenizer], self.max_length, pairs=self.answers_questions)
+        numbers = [number for number, words in enumerate(texts) if words]
+        asked = None
+        if self.answers_questions:
+            every = [str(questions[number]) for number in numbers]
+            asked = [texts_of(question, words_of(question)) for question in every]
+        return [*cutter.windows([texts[number] for number in numbers], numbers, asked)]
+
+
+class Answerer(Predictor):
+    """A model for extractive QA, which reads long contexts in windows."""
+
+    head, columns = ANSWERER, ASKED
+
+    def __init__(self, reference: str, config: PreTrainedConfig) -> None:
+        super().__init__(reference, config)
+        self.max_answer_length = count_of(config, "max_answer_len", _LONGEST)
+        """Tokens of an answer at most; of a run's student as in its evaluation."""
+        third = self.max_length // 3
+        self.overlap = min(count_of(config, "doc_stride", third), third)
+        """Tokens that windows share; of a run's student as in its evaluation, else a third."""
+
+    @torch.no_grad()
+    def predictions(
+        self, texts: Sequence[tuple[str, str]], batch_size: int = 32
+    ) -> list[dict[str, Any]]:
+        """Of each question and its context `predicted`, the best answer, and `candidates`, the best
+        five: `text`, `start` and `end` (characters of the context, the end exclusive) and `score`,
+        the sum of the logits of start and end. Of a context without a token: "" and none."""
+        if not texts:
+            return []
+        windows, of = self._windows(texts), tokens_fingerprint(self.tokenizer)
+        inputs = {n: windows.table[f"{of}:{n}"][:] for n in ("input_ids", "token_type_ids")}
+        spans = np.empty((len(windows.table), BEST, 3), dtype=np.float32)
+        for these, batch in self._batches(inputs, batch_size):
+            candidates = torch.from_numpy(windows.at(these).candidates)
+            view = PaddedView(**batch, candidates=candidates).to(self._model.device)
+            logits = finite(self._model, read_signals(self._model, view).logits)
+            spans[these] = best_spans(logits, self.max_answer_length).cpu().numpy()
+        return [
+            {
+                "predicted": answers[0].text if answers else "",
+                "candidates": [
+                    {
+                        "text": answer.text,
+                        "start": answer.start,
+                        "end": answer.start + len(answer.text),
+                        "score": answer.score,
+                    }
+                    for answer in answers[:ANSWERS]
+                ],
+            }
+            for answers in ranked_answers(spans, windows)
+        ]
+
+    def _windows(self, pairs: Sequence[tuple[str, str]]) -> Windows:
+        """See `prepare`."""
+        questions, contexts = [list(texts) for texts in zip(*pairs, strict=True)]
+        columns = {
+            "text": questions,
+            "text_b": contexts,
+            "answers": [None] * len(pairs),
+            **dict.fromkeys(MARKS, content_keys(questions, contexts)[:, 0]),
+        }
+        examples = datasets.Dataset.from_dict(columns)
+        return Windows.of(prepare(examples, self.tokenizer, self.max_length, self.overlap))
 
 
 def load_predictor(model: str | Path) -> Predictor:
@@ -129,19 +330,11 @@ def load_predictor(model: str | Path) -> Predictor:
     """
     reference = resolve_model(str(student_folder(model) or model))
     config = load_config(reference)
-    heads = [
-        head
-        for kind in getattr(config, "architectures", None) or []
-        for head in _BY_HEAD
-        if kind.endswith(head)
-    ]
-    predictor: Predictor = _BY_HEAD[heads[0]](reference) if heads else Classifier(reference)
-    tokenizer = predictor.tokenizer
-    check_vocabulary(reference, config, tokenizer)
-    if tokenizer.pad_token_id is None:  # id 0 stands there in training, too
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
-    predictor.columns = (*columns_of(config), *predictor.columns)
-    return predictor
+    for kind in getattr(config, "architectures", None) or []:
+        for one in (Tagger, Answerer):
+            if kind.endswith(one.head):
+                return one(reference, config)
+    return Classifier(reference, config)
 
 
 def predict(
@@ -162,4 +355,4 @@ def predict(
     """
     predictor, given = load_predictor(model), iter(texts)
     while chunk := list(islice(given, CHUNK)):
-        yield from predictor.predictions(chunk, batch_size)  # type: ignore[arg-type]
+        yield from predictor.predictions(chunk, batch_size)

@@ -20,7 +20,7 @@ from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.check import check_all
 from ds_distill.data import predictions
-from ds_distill.data import words as data_words
+from ds_distill.data import spans as data_spans
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.tokenizer import load_tokenizer
@@ -244,7 +244,7 @@ def test_spans_that_an_earlier_version_took_are_not_taken(
     written(file, [{"text": "a cat", "predicted": spans}])
     with monkeypatch.context() as before:
         before.setattr(predictions, "VERSION", 3)
-        before.setattr(data_words, "check_own_text", lambda *given: None)
+        before.setattr(data_spans, "_check_own_text", lambda *given: None)
         assert len(open_predictions(file, source)) == 1
     with pytest.raises(UserError, match=r"1: 'predicted': span 0 is 'cat', and .* are 'a'"):
         open_predictions(file, source)

@@ -34,10 +34,8 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.spans import SpanPredictions, word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
-from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.file import predict_file
-from ds_distill.predictors.prediction import load_predictor
-from ds_distill.predictors.tagging import Tagger
+from ds_distill.predictors.prediction import Answerer, Tagger, load_predictor
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.tags import SPAN_TAGS
 from ds_distill.recipe.tasks import ExtractiveQA, TokenClassification
@@ -269,7 +267,7 @@ def test_answers_are_read_as_by_the_evaluation_of_the_run(
     judged = ExtractiveQAKind(task, []).prepare(
         datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer], tmp_path / "judged.arrow"
     )
-    assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
+    assert judged["text_b"][:] == answerer._windows(pairs).table["text_b"][:]
     found = [one["candidates"][0]["text"] for one in answerer.predictions(pairs)]
     assert (max(len(text.split()) for text in found) <= 2) == shipped
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from kinds import HOSTILE, TAGS, any_letter, opened, read
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from ds_distill.data import spans as data_spans
 from ds_distill.data import words as data_words
 from ds_distill.data.readers import open_file
-from ds_distill.data.words import lost_spans, tags_of_spans, widened_spans, words_of
+from ds_distill.data.spans import tagged
+from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.recipe.tags import SPAN_TAGS
@@ -112,7 +114,7 @@ def test_what_an_earlier_version_has_read_is_not_taken(
     rows = [{"text": "in Oslo", "spans": [span(0, 2, "gene", text="Oslo")]}]
     with monkeypatch.context() as before:
         before.setattr(data_words, "VERSION", 2)
-        before.setattr(data_words, "check_own_text", lambda *given: None)
+        before.setattr(data_spans, "_check_own_text", lambda *given: None)
         assert len(read(WORDS, tmp_path, rows)) == 1
     with pytest.raises(UserError, match="are 'in'"):
         read(WORDS, tmp_path, rows)
@@ -134,7 +136,7 @@ def test_entities_come_back_to_their_characters(text: str, data: st.DataObject) 
     spans = [
         (words[one][0], words[other - 1][1], kind) for one, other, kind in drawn_spans(cuts, data)
     ]
-    [found] = entities([tags_of_spans(spans, words)], strict=True)
+    [found] = entities([tagged(spans, words).tags], strict=True)
     assert {(words[a][0], words[b][1], kind) for kind, a, b in found} == set(spans)
 
 
@@ -144,21 +146,21 @@ def test_no_span_is_lost(text: str, data: st.DataObject) -> None:
     """Of any spans that do not overlap: each is an entity that holds it, or is named."""
     spans = drawn_spans(data.draw(st.sets(st.integers(0, len(text)), max_size=8)), data)
     words = words_of(text)
-    lost = [one for one, _ in lost_spans(spans, words)]
+    lost = [one for one, _ in tagged(spans, words).lost]
     assert len(set(lost)) == len(lost) and set(lost) <= set(spans)
     held = [{word for word in words if word[0] < b and a < word[1]} for a, b, _ in spans]
     shared = any(one & other for one, other in pairwise(held))
     assert bool(lost) == (shared or not all(held))
     if not lost:
         whole = [(min(of)[0], max(of)[1]) for of in held]
-        [found] = entities([tags_of_spans(spans, words)], strict=True)
+        [found] = entities([tagged(spans, words).tags], strict=True)
         assert {(words[a][0], words[b][1], kind) for kind, a, b in found} == {
             (*of, kind) for of, (_, _, kind) in zip(whole, spans, strict=True)
         }
         wide = sum(
             start < a or b < end for (start, end), (a, b, _) in zip(whole, spans, strict=True)
         )
-        assert widened_spans(spans, words) == wide
+        assert tagged(spans, words).widened == wide
 
 
 def test_all_spans_that_would_be_lost_are_refused_at_once(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data.groups import Groups
-from ds_distill.data.ids import ID
+from ds_distill.data.names import ID, teacher_names
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file, text
 from ds_distill.data.sources import Source
-from ds_distill.data.teacher_column import teacher_names
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import TASKS
 

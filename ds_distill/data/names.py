@@ -1,4 +1,6 @@
-"""The teacher that the data name for an example, which the routing policy `column` follows."""
+"""What the data name beside an example: the group that it belongs to, the teacher that the routing
+policy `column` follows, and an id, by which a teacher's file of predictions may say what it is of.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ds_distill.data.columns import arrow_column
-from ds_distill.keys import name_id
+from ds_distill.data.groups import hashed_groups
+from ds_distill.keys import content_keys, name_id
 
 TEACHER = "teacher"
 """Column of a split, str: the teacher's name; null where none is named."""
 
-NAMED = pa.schema([(TEACHER, pa.string())])
+ID = ("id_hi", "id_lo")
+"""Columns of a split, int64: the two halves of a hash of the example's id; null without one."""
+
+NAMED = {"group": ("group",), "teacher": (TEACHER,), "id": ID}
+"""By key of `task.data.columns`: the columns that are made of the names that stand there."""
 
 
-def named_teachers(names: list[str | None]) -> list[pa.Array]:
-    """The column `NAMED`, of the names of some examples."""
-    return [pa.array(names, pa.string())]
+def named_columns(key: str, names: list[str | None]) -> list[pa.Array]:
+    """The columns `NAMED` of a key, of the names of some examples, None where one has none."""
+    if key == "teacher":
+        return [pa.array(names, pa.string())]
+    keys = content_keys([name or "" for name in names])
+    columns = [hashed_groups(keys)] if key == "group" else [keys[:, 0], keys[:, 1]]
+    nothing = np.array([name is None for name in names])
+    return [pa.array(column, mask=nothing) for column in columns]
 
 
 def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | None:
