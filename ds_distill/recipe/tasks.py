@@ -192,7 +192,7 @@ class Classifier(LabelledTask):
 class SingleLabel(Classifier):
     """Classify texts, or pairs of texts; each has one label."""
 
-    runs, over = "ds_distill.tasks.single_label:SingleLabelKind", "classes"
+    runs, over = "ds_distill.tasks.labelled:SingleLabelKind", "classes"
     problem, other_problems = "single_label_classification", ("regression",)
 
     type: Literal["single-label"] = "single-label"
@@ -205,7 +205,7 @@ class MultiLabel(Classifier):
 
     predicts = "labels"
 
-    runs, over = "ds_distill.tasks.multi_label:MultiLabelKind", "labels"
+    runs, over = "ds_distill.tasks.labelled:MultiLabelKind", "labels"
     problem = "multi_label_classification"
     other_problems = ("single_label_classification", "regression")
 
@@ -220,7 +220,7 @@ class Regression(TaskSettings):
     rows = "text"
     predicts = "number"
 
-    runs, over = "ds_distill.tasks.regression:RegressionKind", "numbers"
+    runs, over = "ds_distill.tasks.labelled:RegressionKind", "numbers"
     heads, noun, pipeline = (
         ("ForSequenceClassification",),
         "regression model",
@@ -275,7 +275,7 @@ class TokenClassification(WordTask, LabelledTask):
     rows: ClassVar[Rows] = "words"
     predicts: ClassVar[Predicts] = "tag"
 
-    runs, over = "ds_distill.tasks.token_classification:TokenClassificationKind", "words"
+    runs, over = "ds_distill.tasks.labelled:TokenClassificationKind", "words"
     usage_of = "token-classification.jinja"
 
     type: Literal["token-classification"] = "token-classification"
@@ -304,7 +304,7 @@ class CharacterSpans(WordTask):
     rows = "question"
     predicts = "tag"
 
-    runs, over = "ds_distill.tasks.character_spans:CharacterSpansKind", "characters"
+    runs, over = "ds_distill.tasks.labelled:CharacterSpansKind", "characters"
     usage_of = "character-spans.jinja"
 
     type: Literal["character-spans"] = "character-spans"

@@ -41,7 +41,7 @@ from ds_distill.recipe.tags import SPAN_TAGS
 from ds_distill.recipe.tasks import ExtractiveQA, TokenClassification
 from ds_distill.run.publish import keep_settings
 from ds_distill.tasks.extractive_qa import ExtractiveQAKind
-from ds_distill.tasks.token_classification import TokenClassificationKind
+from ds_distill.tasks.labelled import TokenClassificationKind
 
 
 def tagger_of(toy: Path, folder: Path, tags: list[str], length: int = 16, seed: int = 0) -> Tagger:

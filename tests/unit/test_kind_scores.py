@@ -48,7 +48,7 @@ from ds_distill.recipe.tags import SPAN_TAGS, are_entities, entity_types
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.reporting.results import metrics_of
 from ds_distill.routing.comparison import compare
-from ds_distill.tasks.token_classification import TokenClassificationKind
+from ds_distill.tasks.labelled import TokenClassificationKind
 from ds_distill.types import LACKING, Signals
 
 

@@ -27,7 +27,7 @@ from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.routing.comparison import compare
 from ds_distill.routing.multi_label import TWO, fit_by_label, load_fitted, of_label
-from ds_distill.tasks.multi_label import MultiLabelKind
+from ds_distill.tasks.labelled import MultiLabelKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 

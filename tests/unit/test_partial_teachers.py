@@ -28,7 +28,7 @@ from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.comparison import compare
 from ds_distill.routing.multi_label import load_fitted, of_label
 from ds_distill.routing.partial_teachers import knowing_average
-from ds_distill.tasks.single_label import SingleLabelKind
+from ds_distill.tasks.labelled import SingleLabelKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 

@@ -12,7 +12,7 @@ import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.sweep.suite import load_suite
-from ds_distill.tasks.token_classification import TokenClassificationKind, word_token_rows
+from ds_distill.tasks.labelled import TokenClassificationKind, word_token_rows
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_values.yaml").read_text())
 ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in rows.items()]

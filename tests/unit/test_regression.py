@@ -33,7 +33,7 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.numbers import correlation
 from ds_distill.recipe.tasks import TASKS, Data, Regression
 from ds_distill.recipe.terms import losses_of
-from ds_distill.tasks.regression import RegressionKind
+from ds_distill.tasks.labelled import RegressionKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 

@@ -26,8 +26,7 @@ from ds_distill.run.doubts import (
     warn_of_teachers,
 )
 from ds_distill.run.folder import RunFolder
-from ds_distill.tasks.regression import RegressionKind
-from ds_distill.tasks.single_label import SingleLabelKind
+from ds_distill.tasks.labelled import RegressionKind, SingleLabelKind
 
 NAMES = ["a", "b", "c"]
 
