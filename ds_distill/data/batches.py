@@ -14,8 +14,8 @@ from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.names import teacher_ids
-from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.windows import Windows
 from ds_distill.data.words import Words
 from ds_distill.keys import hash_keys
 from ds_distill.types import Batch, Signals, with_taught

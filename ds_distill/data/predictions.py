@@ -58,7 +58,7 @@ class FilePredictions:
     def with_windows(self, splits: Iterable[datasets.Dataset]) -> FilePredictions:
         """Those of the windows, too, in which long lists of words are read.
 
-        splits: as `word_windows.prepare` makes them.
+        splits: as `word_windows` makes them.
         """
         keys, first = [np.stack([self.high, self.low], axis=1)], [self.first]
         names = ("whole_hi", "whole_lo", "key_hi", "key_lo", "first")

@@ -99,7 +99,8 @@ class RowForm(ABC):
         for key in named:
             kind = pa.string() if key == "teacher" else pa.int64()
             schema = pa.schema([*schema, *((name, kind) for name in NAMED[key])])
-        wanted = [*self.key_columns.values(), *named.values()]
+        wanted = [*self.key_columns.values()]
+        wanted += [name for key in NAMED if (name := getattr(self.columns, key)) is not None]
         if self.task.predicts not in ("token", "nothing"):
             wanted.append(self.label_column)
         rows, first = self.reader.rows(wanted), dict[bool, str]()

@@ -47,7 +47,7 @@ class Words:
 
     @staticmethod
     def of(split: datasets.Dataset) -> Words:
-        """Of a prepared split; see `ds_distill.data.word_windows`."""
+        """Of a prepared split; see `ds_distill.data.windows`."""
         offsets, counted = flat_lists(split, "counted")
         owned = flat_lists(split, "owned")[1]
         words = Words(offsets, counted & owned, as_numpy(split, "number"), owned)

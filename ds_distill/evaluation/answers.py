@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from ds_distill.data.question_windows import NO_ANSWER, Windows
+from ds_distill.data.windows import NO_ANSWER, Windows
 from ds_distill.evaluation.predictions import Predictions
 from ds_distill.process.activity import marked
 from ds_distill.types import LACKING

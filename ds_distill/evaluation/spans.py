@@ -32,12 +32,12 @@ class SpanPredictions(TagPredictions):
 
     def arrays(self) -> dict[str, np.ndarray]:
         own = {"spans": self.spans_of_words, "answers": self.answers}
-        return {**super().arrays(), **own, "windows": np.array(self.windows)}
+        return {**super().arrays(), **own, "windows": np.array([self.windows])}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         words = Words(arrays["offsets"], arrays["counted"])
-        own = arrays["spans"], arrays["answers"], int(arrays["windows"])
+        own = arrays["spans"], arrays["answers"], arrays["windows"].item()
         return cls(arrays["logits"], arrays["labels"], words, list(labels), *own)
 
     def numbers(self) -> dict[str, int]:

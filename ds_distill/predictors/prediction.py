@@ -17,9 +17,8 @@ import torch
 from transformers import BatchEncoding, PreTrainedConfig
 
 from ds_distill.data.groups import MARKS
-from ds_distill.data.question_windows import Windows, prepare
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, tokens_fingerprint
-from ds_distill.data.word_windows import WordCutter
+from ds_distill.data.windows import Windows, WordCutter, question_windows
 from ds_distill.data.words import texts_of, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
@@ -310,7 +309,7 @@ class Answerer(Predictor):
         ]
 
     def _windows(self, pairs: Sequence[tuple[str, str]]) -> Windows:
-        """See `prepare`."""
+        """See `question_windows`."""
         questions, contexts = [list(texts) for texts in zip(*pairs, strict=True)]
         columns = {
             "text": questions,
@@ -319,7 +318,7 @@ class Answerer(Predictor):
             **dict.fromkeys(MARKS, content_keys(questions, contexts)[:, 0]),
         }
         examples = datasets.Dataset.from_dict(columns)
-        return Windows.of(prepare(examples, self.tokenizer, self.max_length, self.overlap))
+        return Windows.of(question_windows(examples, self.tokenizer, self.max_length, self.overlap))
 
 
 def load_predictor(model: str | Path) -> Predictor:

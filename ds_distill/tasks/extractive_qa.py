@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ds_distill.data.batches import Collator, Examples, RowsOf
-from ds_distill.data.question_windows import prepare
 from ds_distill.data.rows import span_rows
+from ds_distill.data.windows import question_windows
 from ds_distill.engine.predict import Bar, ModelRunner, best_of_each
 from ds_distill.evaluation.answers import (
     Answer,
@@ -39,7 +39,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
     ) -> datasets.Dataset:
         settings = self.settings
         tokenizer = tokenizers()[0]  # all have the same tokens
-        return prepare(examples, tokenizer, settings.max_length, settings.overlap, file)
+        return question_windows(examples, tokenizer, settings.max_length, settings.overlap, file)
 
     def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         return span_rows

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.rows import text_rows, word_rows, word_token_rows
-from ds_distill.data.word_windows import prepare
+from ds_distill.data.windows import word_windows
 from ds_distill.engine.predict import Bar, ModelRunner, predict_all
 from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt, label_doubt
@@ -261,7 +261,7 @@ class TokenClassificationKind(OneLabelKind):
     def prepare(
         self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
-        return prepare(examples, tokenizers(), self.settings.max_length, file)
+        return word_windows(examples, tokenizers(), self.settings.max_length, file)
 
     def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         return word_rows

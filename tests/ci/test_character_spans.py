@@ -24,7 +24,7 @@ from transformers import AutoModelForTokenClassification
 from ds_distill import predict
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import prepare
+from ds_distill.data.windows import word_windows
 from ds_distill.recipe.tasks import CharacterSpans
 
 ASKED = {"we saw": "animal", "they had": "food"}
@@ -147,7 +147,7 @@ def test_the_student_scores_the_same_in_transformers(
         for answer in row["answers"]:
             marked[answer["start"] : answer["start"] + len(answer["text"])] = True
     before: dict[int, dict[int, int]] = {}  # question -> words inside -> their last character
-    for row in prepare(split, tokenizers, TASK["max_length"]):
+    for row in word_windows(split, tokenizers, TASK["max_length"]):
         encoded = tokenizers[0](
             row["question"], row["words"], is_split_into_words=True, return_tensors="pt"
         )

@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
-from ds_distill.data.question_windows import prepare
+from ds_distill.data.windows import question_windows
 from ds_distill.predictors.prediction import load_predictor, predict
 from ds_distill.recipe.metrics.answers import word_f1
 from ds_distill.recipe.tasks import ExtractiveQA
@@ -120,7 +120,7 @@ def test_the_student_answers_the_same_in_transformers(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     task = ExtractiveQA.model_validate(settings["task"])
     split = open_source(task, cache_folder=tmp_path).read("test")
-    prepared = prepare(split, tokenizer, task.max_length, task.overlap)
+    prepared = question_windows(split, tokenizer, task.max_length, task.overlap)
     assert len(Examples.of(prepared)) == len(prepared)
     best: dict[int, tuple[float, str]] = {}
     for row in prepared:

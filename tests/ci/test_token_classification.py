@@ -23,7 +23,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 from ds_distill import predict
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import prepare
+from ds_distill.data.windows import word_windows
 from ds_distill.recipe.tasks import TokenClassification
 
 
@@ -91,7 +91,7 @@ def windows_of_test(settings: dict[str, Any], folder: Path) -> datasets.Dataset:
     split = open_source(task, cache_folder=folder).read("test")
     models = [teacher["model"] for teacher in settings["teachers"].values()]
     tokenizers = [load_tokenizer(model, of_words=True) for model in models]
-    return prepare(split, tokenizers, task.max_length)
+    return word_windows(split, tokenizers, task.max_length)
 
 
 def test_scores_are_of_entities(run: Path, settings: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from ds_distill.data import spans as data_spans
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_windows import prepare
+from ds_distill.data.windows import word_windows
 from ds_distill.data.words import Words, word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
@@ -160,7 +160,7 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     source = open_source(task, tmp_path / "cache")
     found = open_predictions(written(file, lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
-    split = prepare(source.read("train"), [tokenizer], 10)
+    split = word_windows(source.read("train"), [tokenizer], 10)
     words = Words.of(split)
     assert words.text is not None
     in_windows = found.with_windows([split])

@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data import question_windows, word_windows
 from ds_distill.data.batches import Examples, stored_rows
 from ds_distill.data.rows import cut_to, span_rows, word_rows, word_token_rows
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.losses import KL, CrossEntropy, Seen
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packing import packed_attention
@@ -75,7 +75,7 @@ def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
     assert not any(map(len, empty.row_sets.values()))
     assert len(empty.labels) == 4 and not len(stored_rows(empty))
     plain = read("token-classification", tmp_path, [{"tokens": row["tokens"]} for row in ROWS])
-    examples = Examples.of(word_windows.prepare(plain, [toy], 16))
+    examples = Examples.of(word_windows(plain, [toy], 16))
     assert not examples.labelled.any() and set(examples.labels.tolist()) == {-1}
     assert examples.words is not None and examples.words.counted.sum() == 9
 
@@ -126,7 +126,7 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
         {"question": "we had", "context": long, "answers": animals},
         {"question": "which food", "context": context, "answers": []},
     ]
-    split = word_windows.prepare(read("character-spans", tmp_path, rows), [toy], 32)
+    split = word_windows(read("character-spans", tmp_path, rows), [toy], 32)
     examples, collate = collator(split, toy, 32, tmp_path, word_rows)
     words, batch = examples.words, collate(np.arange(3))
     assert len(examples) == 3 and words is not None
@@ -155,7 +155,7 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     long = " ".join(["snow", "rain"] * 20 + ["cat"])
     rows = asked(["who?", "we saw"], ["a cat saw", long], [[(2, 5)], [(200, 203)]])
-    split = question_windows.prepare(rows, tokenizer, 32, 8)
+    split = question_windows(rows, tokenizer, 32, 8)
     examples, collate = collator(split, tokenizer, 32, tmp_path, span_rows)
     assert examples.windows is not None and examples.windows.firsts.tolist() == [0, 1]
     last = len(examples) - 1

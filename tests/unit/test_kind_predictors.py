@@ -25,10 +25,10 @@ from transformers import (
 )
 
 from ds_distill.check.models import Models
-from ds_distill.data import word_windows
 from ds_distill.data.batches import Examples
 from ds_distill.data.rows import word_rows
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.windows import word_windows
 from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.spans import SpanPredictions, word_predictions
@@ -159,7 +159,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     ]
     lists = [row["tokens"] for row in rows]
     source = read("token-classification", tmp_path, rows)
-    split = word_windows.prepare(source, [tagger.tokenizer], 16)
+    split = word_windows(source, [tagger.tokenizer], 16)
     examples, collate = collator(split, tagger.tokenizer, 16, tmp_path, word_rows)
     assert len(examples) > len(rows) + 5
     view = collate(np.arange(len(examples))).views["student"]
@@ -183,7 +183,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     assert torch.equal(examples.keys[firsts[[0, 2]]], short), "found in a cache as before"
     some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
     assert some.words is not None and len(some.words.whole()[1]) == 2
-    again = Examples.of(word_windows.prepare(source.select([0, 2]), [tagger.tokenizer], 16))
+    again = Examples.of(word_windows(source.select([0, 2]), [tagger.tokenizer], 16))
     assert len(again) == 2, "as it is where all fit"
 
 
@@ -201,7 +201,7 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
     found = [one["predicted"] for one in predictor.predictions(pairs)]
     assert found[-1] == [] and any(found[0])
     rows = asked(*map(list, zip(*pairs[:-1], strict=True)), [[]] * 3)
-    split = word_windows.prepare(rows, [predictor.tokenizer], 32)
+    split = word_windows(rows, [predictor.tokenizer], 32)
     logits = []
     for window in split:
         encoded = predictor.tokenizer(

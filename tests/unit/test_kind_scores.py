@@ -19,9 +19,9 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score, precision_score, recall_score
 from torchmetrics.functional.text import squad
 
-from ds_distill.data import question_windows, word_windows
 from ds_distill.data.batches import Examples
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.data.words import Words, words_of
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
@@ -162,7 +162,7 @@ def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: s
 def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path) -> None:
     tags = ["O"] * 8 + ["B-gene"] * 4 + ["O"] * 8
     rows = [{"tokens": ["the", "cat", "saw", "snow"] * 5, "tags": tags}]
-    split = word_windows.prepare(read("token-classification", tmp_path, rows), [toy], 12)
+    split = word_windows(read("token-classification", tmp_path, rows), [toy], 12)
     examples = Examples.of(split)
     assert len(examples.labels) > 20
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
@@ -184,7 +184,7 @@ def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> 
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}), TAGS)
 
     def mark(of: datasets.Dataset, length: int) -> str | None:
-        return kind.scored_words(Examples.of(word_windows.prepare(of, [toy], length)))
+        return kind.scored_words(Examples.of(word_windows(of, [toy], length)))
 
     assert mark(split, 8) == mark(split, 64) is not None
     assert mark(split.select([1]), 8) is None, "as before where all words are scored"
@@ -262,7 +262,7 @@ def test_scores_of_spans_are_those_of_characters(
         for text in given:
             pair = st.tuples(st.integers(0, len(text) - 1), st.integers(1, len(text)))
             right.append(data.draw(st.lists(pair.filter(lambda p: p[0] < p[1]), max_size=3)))
-        split = word_windows.prepare(asked(["a"] * len(given), given, right), tokenizers, 32)
+        split = word_windows(asked(["a"] * len(given), given, right), tokenizers, 32)
         examples = Examples.of(split)
         size = len(examples.labels)
         inside = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
@@ -290,7 +290,7 @@ def chosen(
     toy: Any, contexts: list[str], right: list[Any], words: list[list[str]]
 ) -> tuple[datasets.Dataset, SpanPredictions, Examples]:
     """words: of each window those that are predicted to be in an answer."""
-    split = word_windows.prepare(asked(["a"] * len(contexts), contexts, right), [toy], 32)
+    split = word_windows(asked(["a"] * len(contexts), contexts, right), [toy], 32)
     marked = [
         word in of for window, of in zip(split, words, strict=True) for word in window["words"]
     ]
@@ -315,7 +315,7 @@ CONTEXT = "the cat saw a very old dog and some snow"
 
 def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> None:
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
-    split = word_windows.prepare(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
+    split = word_windows(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
     examples = Examples.of(split)
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}
@@ -369,7 +369,7 @@ def test_a_logit_that_is_not_finite_shows() -> None:
 def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     context = " ".join(["cat", "dog", "snow", "rain", "bread"] * 10)
-    split = question_windows.prepare(asked(["we saw"], [context], [None]), tokenizer, 32, 10)
+    split = question_windows(asked(["we saw"], [context], [None]), tokenizer, 32, 10)
     examples = Examples.of(split)
     assert examples.windows is not None and len(examples) == 3
     one, two, _ = examples.windows.table

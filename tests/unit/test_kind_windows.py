@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from kinds import TAGS, asked, pieces, read, texts
 from slow_windows import token_counts, windows_of_context, windows_of_question, windows_of_text
 
-from ds_distill.data import question_windows, word_windows
 from ds_distill.data.batches import Examples
-from ds_distill.data.question_windows import NO_ANSWER
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
+from ds_distill.data.windows import NO_ANSWER, question_windows, word_windows
 from ds_distill.data.word_tokens import owners, ranges, room
 from ds_distill.data.words import Words, word_keys, words_of
 from ds_distill.errors import UserError
@@ -52,7 +51,7 @@ def test_windows_of_words_are_those_of_each_tokenizers_own_calls(of_words: dict[
         keys = word_keys([words])
         row = {"words": [words], "label": [[0] * len(words)]}
         row |= {"key_hi": keys[:, 0], "key_lo": keys[:, 1]}
-        split = word_windows.prepare(datasets.Dataset.from_dict(row), every, max_length)
+        split = word_windows(datasets.Dataset.from_dict(row), every, max_length)
         slow = windows_of_text(every, max_length, words)
         for name in slow[0]:
             assert list(split[name]) == [window[name] for window in slow], name
@@ -79,7 +78,7 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
         spans = words_of(context)
         counts = [token_counts(one, [context[a:b] for a, b in spans]) for one in every]
         dropped = set(np.flatnonzero(np.min(counts, axis=0) == 0).tolist())
-        split = word_windows.prepare(asked([question], [context], [answers]), every, length)
+        split = word_windows(asked([question], [context], [answers]), every, length)
         slow = windows_of_context(every, length, question, context)
         for name in slow[0]:
             assert list(split[name]) == [window[name] for window in slow], name
@@ -146,7 +145,7 @@ def test_tokens_of_windows_are_as_if_they_were_tokenised_again(
         for n in (1, 9, 2)
     ]
     split = read("token-classification", tmp_path / "data", rows)
-    split = word_windows.prepare(split, [*of_words.values()], 24, tmp_path / "split.arrow")
+    split = word_windows(split, [*of_words.values()], 24, tmp_path / "split.arrow")
     assert split.cache_files, "on disk: a split may be larger than memory"
     assert len(split) > len(rows)
     for tokenizer in of_words.values():
@@ -249,7 +248,7 @@ def test_windows_of_questions_hold_every_token_and_its_characters(
         end = data.draw(st.integers(start + 1, len(context)))
         for tokenizer in of_texts.values():
             rows = asked([question], [context], [[(start, end)]])
-            split = question_windows.prepare(rows, tokenizer, length, overlap)
+            split = question_windows(rows, tokenizer, length, overlap)
             held = [(row["text"], row["text_b"], row["at"]) for row in split]
             slow = windows_of_question(tokenizer, length, overlap, question, context)
             assert slow is None or held == slow
@@ -290,7 +289,7 @@ def test_no_window_is_of_white_space_alone(of_texts: dict[str, Any]) -> None:
     tokenizer = of_texts["roberta-base"]
     at_the_end = ["a." * pairs + "\u00a0" for pairs in range(21, 45)]
     for context in (*at_the_end, "a b " * 5 + " " * 300 + "c d"):
-        split = question_windows.prepare(asked(["Who?"], [context], [None]), tokenizer, 48, 8)
+        split = question_windows(asked(["Who?"], [context], [None]), tokenizer, 48, 8)
         assert all(text.strip() for text in split["text_b"])
 
 
@@ -299,7 +298,7 @@ def test_windows_of_words_share_the_tokens_of_the_overlap(tiny_models: dict[str,
 
     def windows(context: str, spans: list[tuple[int, int]] | None) -> list[dict[str, Any]]:
         rows = asked(["we saw"], [context], [spans])
-        return list(question_windows.prepare(rows, tokenizer, 32, 9))
+        return list(question_windows(rows, tokenizer, 32, 9))
 
     context = " ".join(["cat", "dog", "snow", "rain"] * 20)
     split = windows(context, [(4, 7), (24, 27)])

@@ -19,10 +19,8 @@ from ds_distill.cli import app
 from ds_distill.data.batches import Examples
 from ds_distill.data.names import teacher_ids
 from ds_distill.data.open_source import open_source
-from ds_distill.data.question_windows import prepare as question_windows
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.windows import split_long
-from ds_distill.data.word_windows import prepare as word_windows
+from ds_distill.data.windows import question_windows, split_long, word_windows
 from ds_distill.errors import UserError
 from ds_distill.keys import name_id
 from ds_distill.recipe import Recipe
