@@ -70,11 +70,6 @@ def collecting(found: list[Mistake], at: str = "") -> Iterator[None]:
         found += [Mistake(at, str(one)) if at else one for one in error.mistakes]
 
 
-def reworded(error: UserError, change: Callable[[str], str]) -> UserError:
-    """The same mistakes, where both their places and their texts are to be changed."""
-    return UserError(*(Mistake(change(at), change(what)) for at, what in error.mistakes))
-
-
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Puts `where` before the message of a UserError in this block, which does not know it."""

@@ -21,7 +21,6 @@ from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.names import teacher_names
 from ds_distill.data.sources import Source, has_labels
-from ds_distill.data.sources import located as of_task
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
@@ -63,7 +62,7 @@ class Data:
         """teachers: configurations of those that can be read, by name."""
         found = list(self._splits())
         labels: list[str] | None = None
-        with collecting(found), of_task(self.task):
+        with collecting(found):
             labels = self.source.labels
         if labels is None or not self._read:
             return found  # the rest is about labels, which may be others

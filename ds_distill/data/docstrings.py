@@ -15,18 +15,25 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
+from ds_distill.data.columns import as_numpy
 from ds_distill.data.examples import EXAMPLES
-from ds_distill.errors import UserError, did_you_mean
+from ds_distill.data.places import key_of
+from ds_distill.data.sources import Progress, Source
+from ds_distill.data.splits import wrong_split
+from ds_distill.errors import UserError, did_you_mean, located
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.sources import DOCSTRINGS as PREFIX
+from ds_distill.recipe.tasks import Task
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
 """Split -> its share of the files. Transfer has no labels. Validation is large, because half of it
@@ -39,9 +46,6 @@ VERSION = 2
 
 MIN_WORDS = 6
 MASK = "library"
-
-Progress = Callable[[int, int], None]
-"""Called as (files read, files in all)."""
 
 _SKIPPED_FOLDERS = re.compile(
     r"tests?|testing|externals?|_external|extern|_?vendor(ed)?|third_party|_numpy"
@@ -64,23 +68,22 @@ _FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL
 _CODE_DIRECTIVES = (".. code", ".. plot", ".. math", ".. ipython", ".. doctest")
 
 
-def parse_packages(path: str) -> list[str]:
-    """The packages of a path `docstrings:PACKAGE,PACKAGE`, in its order.
+def parse_packages(task: Task) -> list[str]:
+    """The packages of a task's path `docstrings:PACKAGE,PACKAGE`, in its order.
 
     Raises UserError when there is none, one is listed twice, or one is no top-level name.
     """
-    packages = [name.strip() for name in path.removeprefix(PREFIX).split(",")]
+    path = f"{key_of(task, 'data.path')}={task.data.path}"
+    packages = [name.strip() for name in task.data.path.removeprefix(PREFIX).split(",")]
     for name in packages:
         if not name.isidentifier():
             raise UserError(
                 f"{name!r} is not the import name of a package. "
                 f"Write {PREFIX}PACKAGE,PACKAGE with names as in `import PACKAGE`.",
-                at=f"task.data.path={path}",
+                at=path,
             )
         if packages.count(name) > 1:
-            raise UserError(
-                f"package {name!r} is listed twice. Keep one.", at=f"task.data.path={path}"
-            )
+            raise UserError(f"package {name!r} is listed twice. Keep one.", at=path)
     return packages
 
 
@@ -176,7 +179,6 @@ def _files(package: str) -> list[tuple[str, Path]]:
             f"package {package!r} is not installed in {sys.prefix}.{hint} "
             f"Install it with `pip install {_DISTRIBUTIONS.get(package, package)}` or take it "
             f"out of the list after `{PREFIX}`.",
-            at="task.data.path",
         )
     files: dict[str, Path] = {}
     for folder in map(Path, spec.submodule_search_locations or []):
@@ -190,7 +192,6 @@ def _files(package: str) -> list[tuple[str, Path]]:
         raise UserError(
             f"package {package!r} has no Python files to read docstrings from. "
             f"Take it out of the list after `{PREFIX}`.",
-            at="task.data.path",
         )
     return sorted(files.items())
 
@@ -218,7 +219,6 @@ def _extract(
             raise UserError(
                 f"package {package!r} has no docstring paragraphs of its own "
                 f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`.",
-                at="task.data.path",
             )
     rows.sort(key=lambda row: row[3])  # stable: files keep their order within a split
     texts, labels, groups, splits = map(list, zip(*rows, strict=True))
@@ -251,3 +251,80 @@ def _parsing() -> Iterator[None]:
     with without_garbage_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
         yield
+
+
+class DocstringSource(Source):
+    """Paragraphs of docstrings, labelled with their package."""
+
+    def __init__(self, task: Task, cache_folder: Path | None, progress: Progress | None) -> None:
+        super().__init__(task, cache_folder)
+        data = task.data
+        self._path = f"{key_of(task, 'data.path')}={data.path}"
+        packages = parse_packages(task)
+        if task.rows != "text" or task.predicts in ("labels", "number"):
+            raise UserError(
+                "a docstring has one label, its package. Take "
+                f"{key_of(task, 'type')}=single-label, or other data.",
+                at=f"{key_of(task, 'type')}={task.type}",
+            )
+        labels = task.given_labels
+        if labels and set(labels) != set(packages):
+            odd, key = sorted(set(labels) ^ set(packages))[0], key_of(task, "labels")
+            raise UserError(
+                f"{odd!r} must stand both in {key} and in {self._path}: the labels are the "
+                f"packages. Leave {key} out or list the same names.",
+                at=key,
+            )
+        columns = data.columns
+        settings = {"config": data.config}
+        settings |= {
+            f"columns.{key}": getattr(columns, key) for key in ("text_b", "group", "teacher")
+        }
+        for key, value in settings.items():
+            if value is not None:
+                raise UserError(
+                    "docstrings have none. Take the key out.",
+                    at=f"{key_of(task, f'data.{key}')}={value}",
+                )
+        self._packages = labels or packages
+        self._progress = progress
+        self._names = data.own_splits() or {name: name for name in SHARES}
+        for split, name in self._names.items():
+            if name not in SHARES:
+                raise wrong_split(task, split, name, list(SHARES))
+        self.splits = list(self._names)
+        self._check_named_splits()
+
+    def _label_names(self) -> list[str]:
+        return list(self._packages)
+
+    @cached_property
+    def _corpus(self) -> Path:
+        """Found once: it looks at every file of the packages, a tenth of a second each time."""
+        with located(self._path):
+            return docstring_corpus(self._packages, self.cache_folder, self._progress)
+
+    def _examples(self, split: str) -> datasets.Dataset:
+        data = datasets.Dataset.from_file(str(self._corpus))
+        number = list(SHARES).index(self._names[split])
+        rows = np.flatnonzero(as_numpy(data, "split") == number)
+        if len(rows) == 0:
+            raise UserError(
+                f"split {split!r} got no files; the packages "
+                "are too small for four splits. Add larger ones.",
+                at=self._path,
+            )
+        # The split's rows stand together, so this is a slice without an index.
+        data = data.select(range(rows[0], rows[-1] + 1)).remove_columns("split")
+        if self._names[split] in UNLABELLED or not self.labels:
+            data = data.rename_column("label", "class")
+            data = data.add_column("label", np.full(len(data), -1, dtype=np.int64))
+        return data
+
+    def no_labels(self, split: str) -> UserError:
+        labelled = [s for s, name in self._names.items() if name not in UNLABELLED]
+        return UserError(
+            f"split {split!r} has no labels, and they are "
+            f"needed here. With labels: {', '.join(labelled)}.",
+            at=self._path,
+        )

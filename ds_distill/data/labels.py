@@ -13,9 +13,11 @@ from typing import Any, TypeGuard
 import numpy as np
 import pyarrow as pa
 
+from ds_distill.data.places import key_of, labels_named
 from ds_distill.data.readers import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_json
+from ds_distill.recipe.tasks import Task
 
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMERAL = re.compile(r"([-+]?[0-9]{1,18})(\.0*)?")
@@ -35,16 +37,17 @@ def is_labelled(labels: np.ndarray) -> np.ndarray:
 
 
 def distinct_labels(
-    reader: Reader, column: str, *, many: bool = False, minus_one: bool = False
+    task: Task, reader: Reader, column: str, *, minus_one: bool = False
 ) -> list[str]:
     """Names of the labels in a column, sorted; as numbers where all are whole numbers. A number of
-    several spellings is named by its value, and so is 1.0 where all are whole.
+    several spellings is named by its value, and so is 1.0 where all are whole. Where rows have
+    vectors of labels, these are named by their places, from 0.
 
-    many: rows have lists of labels; those of vectors are named by their places, from 0. minus_one:
-        -1 is a name, and not the mark of a row without a label.
+    minus_one: -1 is a name, and not the mark of a row without a label.
 
     Raises UserError when a row cannot be read or its label is neither text nor a whole number.
     """
+    many = task.predicts == "labels"
     if many and (length := vector_length(reader, column)) is not None:
         return list(map(str, range(length)))
     names: set[str] = set()
@@ -56,7 +59,7 @@ def distinct_labels(
             if one is not None:
                 name = _spelled(one)
                 if name is None:
-                    raise UserError(_not_a_label(location, column, one))
+                    raise _not_a_label(task, column, one, location)
                 names.add(name)
     spellings: dict[str | int, list[str]] = {}
     for name in names - ({""} if reader.numbers_are_text else set()):
@@ -101,11 +104,11 @@ class LabelIds:
     """Of a column of them."""
 
     def __init__(
-        self, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
+        self, task: Task, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
     ) -> None:
         """unordered: the labels are those of examples, whose order says of no number which is
         meant."""
-        self.labels, self.column = labels, column
+        self.task, self.labels, self.column = task, labels, column
         self._names, self._from_text = LabelNames(labels), reader.numbers_are_text
         self.class_names = reader.label_names(column)
         self._ids: dict[str | int, int] = {}
@@ -131,7 +134,7 @@ class LabelIds:
             return label
         name = _spelled(value)
         if name is None:
-            raise UserError(_not_a_label(location, self.column, value))
+            raise _not_a_label(self.task, self.column, value, location)
         text, is_number = repr(value) if isinstance(value, str) else name, _is_number(value)
         if is_number and self.class_names and 0 <= int(name) < len(self.class_names):
             text = f"{name} ({self.class_names[int(name)]!r})"
@@ -144,7 +147,7 @@ class LabelIds:
         raise UserError(
             f"label {text} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{did_you_mean(name, self.labels)}{numbers} "
-            "Correct the row, or list all labels in their order with task.labels=[A, B].",
+            f"Correct the row, or list all labels in their order with {labels_named(self.task)}.",
             at=location,
         )
 
@@ -172,10 +175,10 @@ class LabelSets:
     of them."""
 
     def __init__(
-        self, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
+        self, task: Task, labels: list[str], reader: Reader, column: str, *, unordered: bool = False
     ) -> None:
         """unordered: as of `LabelIds`."""
-        self._one = LabelIds(labels, reader, column, unordered=unordered)
+        self._one = LabelIds(task, labels, reader, column, unordered=unordered)
         self._count, self._reader, self._column = len(labels), reader, column
         self._length = len(self._one.class_names or labels)
         self.type = pa.list_(pa.int8(), self._count)
@@ -237,8 +240,8 @@ class Numbers:
 
     type: pa.DataType = pa.float32()
 
-    def __init__(self, reader: Reader, column: str) -> None:
-        self._column, self._from_text = column, reader.numbers_are_text
+    def __init__(self, task: Task, reader: Reader, column: str) -> None:
+        self._task, self._column, self._from_text = task, column, reader.numbers_are_text
 
     @staticmethod
     def is_one(label: Any) -> bool:
@@ -261,7 +264,7 @@ class Numbers:
             raise UserError(
                 f"the label (column {self._column!r}) must be a finite number, got "
                 f"{kind_of(value)}. Write a number such as 0.5, without quotes in JSON, or choose "
-                "the right column with task.data.columns.label=NAME.",
+                f"the right column with {key_of(self._task, 'data.columns.label')}=NAME.",
                 at=location,
             )
         return number
@@ -332,12 +335,12 @@ def _key(name: str) -> str | int:
     return name if number is None else int(number[1])
 
 
-def _not_a_label(location: str, column: str, value: object) -> str:
-    are_numbers = isinstance(value, float)
-    numbers = ", or take task.type=regression where numbers are predicted" if are_numbers else ""
-    return (
-        f"{location}: the label (column {column!r}) must be a name or a whole number, got "
-        f"{kind_of(value)}. Write the label's name in quotes{numbers}."
+def _not_a_label(task: Task, column: str, value: object, location: str) -> UserError:
+    numbers = f", or take {key_of(task, 'type')}=regression where numbers are predicted"
+    return UserError(
+        f"the label (column {column!r}) must be a name or a whole number, got {kind_of(value)}. "
+        f"Write the label's name in quotes{numbers if isinstance(value, float) else ''}.",
+        at=location,
     )
 
 

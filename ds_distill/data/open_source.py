@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 
@@ -12,16 +10,16 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data import docstrings
-from ds_distill.data.columns import as_numpy, example_keys, flat_lists
+from ds_distill.data.columns import as_numpy, flat_lists
 from ds_distill.data.cutting import of_whole_example
-from ds_distill.data.examples import QUESTIONS, keep_per_class
+from ds_distill.data.examples import QUESTIONS
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import LabelNames, label_array
+from ds_distill.data.places import key_of
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Source, has_labels, located
+from ds_distill.data.sources import Place, Progress, Source, has_labels, limited
 from ds_distill.data.splits import in_order
-from ds_distill.errors import UserError, reworded
+from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
 from ds_distill.recipe.data import Folds, SplitFrom
 from ds_distill.recipe.references import resolve_data
@@ -38,7 +36,7 @@ _UNKNOWN, _LEFT_OUT = -3, -2
 def open_source(
     task: Task,
     cache_folder: Path | None = None,
-    progress: docstrings.Progress | None = None,
+    progress: Progress | None = None,
     data_folder: str | None = None,
 ) -> Source:
     """The source that `task.data` describes; nothing large is read yet.
@@ -59,10 +57,9 @@ def open_source(
         source: Source = source_of(path).load()(resolved, cache_folder, progress)
         return source
 
-    with located(task):
-        if task.data.folds is None and not task.data.splits_from():
-            return source_at(task)
-        return CombinedSource(task, cache_folder, source_at)
+    if task.data.folds is None and not task.data.splits_from():
+        return source_at(task)
+    return CombinedSource(task, cache_folder, source_at)
 
 
 class CombinedSource(Source):
@@ -78,7 +75,7 @@ class CombinedSource(Source):
         self._own = source_at(task.model_copy(update={"data": data.model_copy(update=plain)}))
         self._others = {
             name: [
-                _Other(name, number if len(parts) > 1 else None, split, task, self, source_at)
+                _Other(f"{name}.{number}" if len(parts) > 1 else name, split, self, source_at)
                 for number, split in enumerate(parts)
             ]
             for name, parts in data.splits_from().items()
@@ -100,7 +97,7 @@ class CombinedSource(Source):
         folds = self.task.data.folds
         if folds is None or split not in {*folds.of, _TEST}:
             return self._whole(split)
-        numbers = self._fold_numbers
+        numbers, key = self._fold_numbers, key_of(self.task, "data.folds")
         parts = [
             self._whole(source).select(
                 np.flatnonzero((numbers[source] == folds.fold) == (split == _TEST))
@@ -108,19 +105,19 @@ class CombinedSource(Source):
             for source in folds.of
             if split in (_TEST, source) or (source == _TEST and split == folds.of[0])
         ]
-        if len({(frozenset(part.column_names), has_labels(part)) for part in parts if part}) > 1:
+        if not _alike([part for part in parts if part]):
             raise UserError(
                 f"{', '.join(folds.of)} do not have the same columns, or some "
                 "have labels and others none, so they cannot be one split. Name splits that are "
                 "alike.",
-                at="task.data.folds.of",
+                at=f"{key}.of",
             )
         joined = datasets.concatenate_datasets(parts)
         if len(joined) == 0:
             raise UserError(
                 f"fold {folds.fold} of {folds.number} leaves split {split!r} "
-                "without an example. Choose fewer folds with task.data.folds.number=N.",
-                at="task.data.folds",
+                f"without an example. Choose fewer folds with {key}.number=N.",
+                at=key,
             )
         return joined
 
@@ -137,71 +134,77 @@ class CombinedSource(Source):
 
     def _whole(self, split: str) -> datasets.Dataset:
         if split not in self._others:
-            return self._own._marked(split)
+            return self._own.marked(split)
         parts = [other.examples() for other in self._others[split]]
-        if len({(frozenset(part.column_names), has_labels(part)) for part in parts}) > 1:
+        if not _alike(parts):
             raise UserError(
                 "its parts do not have the same columns, or some have "
                 "labels and others none, so they cannot be one split. Give them all labels, or "
                 "none with labels: none.",
-                at=f"task.data.splits.{split}",
+                at=key_of(self.task, f"data.splits.{split}"),
             )
         return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
-    def _no_labels(self, split: str) -> UserError:
+    def no_labels(self, split: str) -> UserError:
         if split in self._others:
             return self._others[split][0].no_labels()
-        return self._own._no_labels(split if split in self._own.splits else self._own.splits[0])
+        return self._own.no_labels(split if split in self._own.splits else self._own.splits[0])
 
-    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
         folds = self.task.data.folds
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
-        places: dict[tuple[int, int], str] = {}
+        places: dict[Place, str] = {}
         for name in whole:
-            sources = self._others.get(name)
-            parts = [self._own.locations(name, keys)] if sources is None else []
-            for part in (*parts, *(other.locations(keys) for other in sources or ())):
-                places = part | places
+            if name not in self._others:
+                places = self._own.locations(name, keys) | places
+            for other in self._others.get(name, ()):
+                places = other.locations(keys) | places
         return places
 
     def _check_folds(self, folds: Folds) -> None:
+        key = key_of(self.task, "data.folds")
         for split in folds.of:
-            self._check_split(split, "Name one of these in task.data.folds.of")
+            self._check_split(split, f"Name one of these in {key}.of")
         if _TEST in self.splits and _TEST not in folds.of:
             raise UserError(
                 f"fold {folds.fold} would take the place of the data's own split "
-                f"'test'. Let it have folds too, with task.data.folds.of="
-                f"[{', '.join([*folds.of, _TEST])}], or leave task.data.folds out.",
-                at="task.data.folds",
+                f"'test'. Let it have folds too, with {key}.of="
+                f"[{', '.join([*folds.of, _TEST])}], or leave {key} out.",
+                at=key,
             )
 
 
 class _Other:
-    """A split of a task that comes from other data, or part number `number` of one."""
+    """A split of a task that comes from other data, or a part of one."""
 
     def __init__(
         self,
         name: str,
-        number: int | None,
         split: SplitFrom,
-        task: Task,
         combined: CombinedSource,
         source_at: Callable[[Task], Source],
     ) -> None:
-        self._name, self._split, self._combined = name, split, combined
-        self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
+        """name: the split's; of one of several parts with its number, `NAME.0`."""
+        self._split, self._combined = split, combined
+        task = combined.task
+        self._key, kind = key_of(task, f"data.splits.{name}"), f"{key_of(task, 'type')}={task.type}"
         needs_none = task.predicts == "token"
-        maps = task.rows != "question" and task.given_labels != []
         self._labelled = not needs_none and split.labels != "none" and split.randomise is None
+        maps = task.rows != "question" and task.given_labels != []
         if isinstance(split.labels, dict) and not maps and not needs_none:
             they_are = "answers" if task.rows == "question" else "numbers"
             raise UserError(
-                f"maps labels to this task's, and with task.type={task.type} "
-                f"they are {they_are}. Take the key out, or read no labels with "
-                f"{self._key}.labels=none.",
+                f"maps labels to this task's, and with {kind} they are {they_are}. Take the key "
+                f"out, or read no labels with {self._key}.labels=none.",
                 at=f"{self._key}.labels",
             )
-        data = task.data.model_copy(
+        if task.rows != "text" and split.randomise is not None:
+            what = "questions with a context" if task.rows == "question" else "lists of words"
+            raise UserError(
+                f"random texts are no {what}, which {kind} needs. Take the key out.",
+                at=f"{self._key}.randomise",
+            )
+        there = task.data.model_copy(
             update={
                 "path": split.path,
                 "config": split.config,
@@ -210,19 +213,12 @@ class _Other:
                 **{"folds": None, "per_class": {}, "limit": {}},
             }
         )
-        if task.rows != "text" and split.randomise is not None:
-            what = "questions with a context" if task.rows == "question" else "lists of words"
-            raise UserError(
-                f"random texts are no {what}, which task.type={task.type} needs. Take the key out.",
-                at=f"{self._key}.randomise",
-            )
-        there = (
-            task.model_copy(update={"data": data, **({"labels": None} if maps else {})})
-            if self._labelled or task.rows == "question"
-            else (Untagged if task.rows == "words" else MaskedLM)(data=data)  # reads no labels
-        )
-        with self._located():
-            self._source = source_at(there)
+        if self._labelled or task.rows == "question":
+            theirs = task.model_copy(update={"data": there, **({"labels": None} if maps else {})})
+        else:  # reads no labels
+            theirs = (Untagged if task.rows == "words" else MaskedLM)(data=there)
+        theirs.stands_at(self._key)
+        self._source = source_at(theirs)
         self._source.fewest_labels = 0  # it is a part: the task's own are enough
         self._source.names_minus_one = isinstance(split.labels, dict) and "-1" in split.labels
         if "train" not in self._source.splits:
@@ -233,33 +229,25 @@ class _Other:
             )
 
     def examples(self) -> datasets.Dataset:
-        data = self._examples()
-        if self._split.limit is None:
-            return data
-        one_class = np.zeros(len(data), dtype=np.int64)
-        return data.select(keep_per_class(one_class, example_keys(data), self._split.limit))
+        return limited(self._examples(), self._split.limit)
 
     def _examples(self) -> datasets.Dataset:
-        with self._located():
-            data = self._source._marked("train")
-            if "class" in data.column_names:
-                data = data.remove_columns("class")
-            if self._split.randomise is not None:
-                folder = self._combined.cache_folder
-                return with_marks(randomised(data, self._split.randomise, folder), folder)
-            if self._combined.task.rows == "question":
-                return data if self._labelled else _without_answers(data)
-            if not (self._labelled and has_labels(data)):
-                return data if "words" in data.column_names else _without_labels(data)
-            if self._combined.task.predicts == "number":
-                return data
-            theirs = self._source.labels
-        return self._with_our_labels(data, theirs)
+        data, task = self._source.marked("train"), self._combined.task
+        if "class" in data.column_names:
+            data = data.remove_columns("class")
+        if self._split.randomise is not None:
+            folder = self._combined.cache_folder
+            return with_marks(randomised(data, self._split.randomise, folder), folder)
+        if task.rows == "question":
+            return data if self._labelled else _without_answers(data)
+        if not (self._labelled and has_labels(data)):
+            return data if "words" in data.column_names else _without_labels(data)
+        return data if task.predicts == "number" else self._with_our_labels(data)
 
-    def _with_our_labels(self, data: datasets.Dataset, theirs: list[str]) -> datasets.Dataset:
+    def _with_our_labels(self, data: datasets.Dataset) -> datasets.Dataset:
         """Examples with our labels, sets of labels, or tags in place of theirs; without those whose
         label is left out."""
-        offsets = None
+        offsets, theirs = None, self._source.labels
         if "words" in data.column_names:
             offsets, flat = flat_lists(data, "label")
             rows = np.repeat(np.arange(len(data)), np.diff(offsets))
@@ -293,20 +281,18 @@ class _Other:
         data = _with_labels(data, ours)
         return data if len(used) == len(data) else data.select(used)
 
-    def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def locations(self, keys: Set[Place]) -> dict[Place, str]:
         if self._split.randomise is not None:
             return {}
         return self._source.locations("train", keys)
 
     def no_labels(self) -> UserError:
-        if not self._labelled:
-            key = f"{self._key}.{'labels=none' if self._split.randomise is None else 'randomise'}"
-            return UserError(
-                f"so split {self._name!r} has no labels, and they are needed here. Choose "
-                "a split with labels.",
-                at=key,
-            )
-        return reworded(self._source._no_labels("train"), self._with_our_keys)
+        if self._labelled:
+            return self._source.no_labels("train")
+        return UserError(
+            "so the split has no labels, and they are needed here. Choose a split with labels.",
+            at=f"{self._key}.{'labels=none' if self._split.randomise is None else 'randomise'}",
+        )
 
     def _to_ours(self, theirs: list[str]) -> np.ndarray:
         """Our class ids of their labels: int64 [K], `_UNKNOWN` or `_LEFT_OUT` of others."""
@@ -325,35 +311,22 @@ class _Other:
         places = map(LabelNames([*mapping]).find, theirs)
         return np.array([_UNKNOWN if at is None else numbers[at] for at in places], np.int64)
 
-    def _unknown_label(self, key: tuple[int, int], label: str) -> UserError:
+    def _unknown_label(self, key: Place, label: str) -> UserError:
         location = self._source.locations("train", {key}).get(key, self._split.path)
-        ours = ", ".join(self._combined.labels)
+        why = f"not in {self._key}.labels"
         if self._split.labels is None:
-            why = f"not one of this task's labels: {ours}"
-        else:
-            why = f"not in {self._key}.labels"
+            why = f"not one of this task's labels: {', '.join(self._combined.labels)}"
         return UserError(
-            f"{location}: label {label!r} is {why}. Say what it is here with "
+            f"label {label!r} is {why}. Say what it is here with "
             f"{self._key}.labels={{{label}: LABEL}}, where null leaves its rows out, or read no "
-            f"labels with {self._key}.labels=none."
+            f"labels with {self._key}.labels=none.",
+            at=location,
         )
 
-    @contextmanager
-    def _located(self) -> Iterator[None]:
-        """Mistakes name the keys of this split, in place of the task's own."""
-        try:
-            yield
-        except UserError as error:
-            raise reworded(error, self._with_our_keys) from error
 
-    def _with_our_keys(self, message: str) -> str:
-        keys = {
-            "task.data.splits.train": f"{self._key}.split",
-            "task.data": self._key,
-            "task.labels=[A, B]": f"{self._key}.labels={{THEIRS: OURS}}",
-            "task.labels": f"{self._key}.labels",
-        }
-        return re.sub("|".join(map(re.escape, keys)), lambda key: keys[key[0]], message)
+def _alike(parts: Sequence[datasets.Dataset]) -> bool:
+    """Whether all have the same columns, and all have labels or none has."""
+    return len({(frozenset(part.column_names), has_labels(part)) for part in parts}) <= 1
 
 
 def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:

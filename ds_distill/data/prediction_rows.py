@@ -126,9 +126,9 @@ class PredictionRows:
         self._predicted: LabelIds | LabelSets | Numbers
         if labels:
             kind = LabelSets if self._many else LabelIds
-            self._predicted = kind(labels, reader, self.column, unordered=source.found_labels)
+            self._predicted = kind(task, labels, reader, self.column, unordered=source.found_labels)
         else:
-            self._predicted = Numbers(reader, self.column)
+            self._predicted = Numbers(task, reader, self.column)
 
     def _columns(self, source: Source, present: list[str]) -> list[str]:
         """Those that say of which example a row is."""

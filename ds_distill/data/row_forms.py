@@ -17,6 +17,7 @@ from ds_distill.data.columns import BATCH, write_columns
 from ds_distill.data.examples import QUESTIONS, WORDS, text_schema
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
 from ds_distill.data.names import NAMED, named_columns
+from ds_distill.data.places import key_of
 from ds_distill.data.readers import Reader, check_text, kind_of, name_of, text_of, value_of
 from ds_distill.data.spans import Span, answers_of, entities_of, parts_of, tagged
 from ds_distill.errors import UserError
@@ -25,8 +26,6 @@ from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import Rows, Task
-
-_NO_LABEL = " -1 is none where task.labels does not name it."
 
 _SHOWN = 3
 """Locations that are named in a message, beside the first."""
@@ -154,12 +153,13 @@ class TextRows(RowForm):
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         column = self.label_column
         if self.task.predicts == "number" and self.has_labels:
-            self._labels = Numbers(self.reader, column)
+            self._labels = Numbers(self.task, self.reader, column)
         elif labels and self.task.predicts == "labels":
-            self._labels = LabelSets(labels, self.reader, column, unordered=unordered)
+            self._labels = LabelSets(self.task, labels, self.reader, column, unordered=unordered)
         elif labels:
-            self._labels = LabelIds(labels, self.reader, column, unordered=unordered)
-            self.labels_are = ("label", "one", _NO_LABEL)
+            self._labels = LabelIds(self.task, labels, self.reader, column, unordered=unordered)
+            key = key_of(self.task, "labels")
+            self.labels_are = ("label", "one", f" -1 is none where {key} does not name it.")
         return text_schema(self.columns.text_b is not None, self._labels and self._labels.type)
 
     def fields(self, row: Row, location: str) -> list[str]:
@@ -214,7 +214,9 @@ class WordRows(RowForm):
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         if labels:
-            self._ids = LabelIds(labels, self.reader, self.label_column, unordered=unordered)
+            self._ids = LabelIds(
+                self.task, labels, self.reader, self.label_column, unordered=unordered
+            )
         return WORDS
 
     def fields(self, row: Row, location: str) -> list[list[str]]:

@@ -7,10 +7,9 @@ maps into memory; the file's name is a hash of all it depends on.
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -19,18 +18,24 @@ import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data import docstrings
 from ds_distill.data.built import build_once
 from ds_distill.data.columns import BATCH, as_numpy, example_keys
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import MARKS, with_marks
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.names import ID, NAMED, TEACHER
+from ds_distill.data.places import key_of, labels_named
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.data.splits import folder_splits, hub_splits
-from ds_distill.errors import UserError, did_you_mean, reworded
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.tasks import Task
+
+Progress = Callable[[int, int], None]
+"""Called as (files read, files in all)."""
+
+Place = tuple[int, int]
+"""A content key."""
 
 _SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
 """By what models predict: the classes of an example, where they are not one."""
@@ -39,37 +44,22 @@ VERSION = 2
 """Part of the converted files' names: raise it when the same input gives other rows."""
 
 
-def open_files(
-    task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
-) -> Source:
+def open_files(task: Task, cache_folder: Path | None, progress: Progress | None) -> Source:
     path = task.data.path
     local = Path(path).expanduser()
     if local.is_dir():
         return ReaderSource(task, cache_folder, folder_splits(task, local), local)
     for split, name in task.data.own_splits().items():
         raise UserError(
-            f"task.data.path={path} is one file, which is "
+            f"{key_of(task, 'data.path')}={path} is one file, which is "
             "split train. Give the folder as the path to name several files in it.",
-            at=f"task.data.splits.{split}={name}",
+            at=f"{key_of(task, f'data.splits.{split}')}={name}",
         )
     return ReaderSource(task, cache_folder, {"train": local}, local.parent)
 
 
-def open_hub(task: Task, cache_folder: Path | None, progress: docstrings.Progress | None) -> Source:
+def open_hub(task: Task, cache_folder: Path | None, progress: Progress | None) -> Source:
     return ReaderSource(task, cache_folder, hub_splits(task, cache_folder), None)
-
-
-@contextmanager
-def located(task: Task) -> Iterator[None]:
-    """Mistakes name a task's keys as `task.KEY`; where it has a name, as `tasks.NAME.KEY`."""
-    try:
-        yield
-    except UserError as error:
-        if task.location == "task":
-            raise
-        keys = r"\btask\.(?=(data|labels|type|long|max_length|masking)\b)"
-        rename = partial(re.sub, keys, f"{task.location}.")
-        raise reworded(error, rename) from error
 
 
 class Source(ABC):
@@ -108,12 +98,12 @@ class Source(ABC):
         """All examples of a split; a column `class` where `label` hides the class, and `group`
         where something says which belong together: int64, null for those that are alone."""
 
-    def _marked(self, split: str) -> datasets.Dataset:
+    def marked(self, split: str) -> datasets.Dataset:
         """The same with the columns of groups; see `with_marks`."""
         return with_marks(self._examples(split), self.cache_folder)
 
     @abstractmethod
-    def _no_labels(self, split: str) -> UserError:
+    def no_labels(self, split: str) -> UserError:
         """Why a split has no labels, and what to do."""
 
     def read(self, split: str, need_labels: bool = False) -> datasets.Dataset:
@@ -128,61 +118,58 @@ class Source(ABC):
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
         """
-        with located(self.task):
-            return self._read(split, need_labels)
-
-    def _read(self, split: str, need_labels: bool) -> datasets.Dataset:
         self._check_split(split, f"Pick one of these with e.g. phases.PHASE.split={self.splits[0]}")
-        data = self._marked(split)
+        data = self.marked(split)
         if need_labels and not has_labels(data):
-            raise self._no_labels(split)
+            raise self.no_labels(split)
         cap = self.task.data.per_class.get(split)
-        hidden = "class" in data.column_names
         if cap is not None:
-            if (has := _SEVERAL.get(self.task.predicts)) is not None:
-                raise UserError(
-                    "caps the examples of each class, and with "
-                    f"task.type={self.task.type} an example {has}. Set "
-                    f"task.data.limit.{split} instead.",
-                    at=f"task.data.per_class.{split}",
-                )
-            classes = as_numpy(data, "class" if hidden else "label")
-            if not hidden and not self.labels:
-                raise UserError(
-                    "caps the examples of each class, and "
-                    f"task.type={self.task.type} has no classes. Take the key out.",
-                    at=f"task.data.per_class.{split}",
-                )
-            if classes[0] < 0:
-                raise self._no_labels(split)
-            data = data.select(keep_per_class(classes, example_keys(data), cap))
-        limit = self.task.data.limit.get(split)
-        if limit is not None:
-            one_class = np.zeros(len(data), dtype=np.int64)
-            data = data.select(keep_per_class(one_class, example_keys(data), limit))
+            data = data.select(keep_per_class(self._classes(split, data), example_keys(data), cap))
+        data = limited(data, self.task.data.limit.get(split))
         names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", "widened")
         there = [name for name in (*names, *MARKS, TEACHER, *ID) if name in data.column_names]
         return data.select_columns(there)
 
-    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def _classes(self, split: str, data: datasets.Dataset) -> np.ndarray:
+        """The class of each example: int64 [N]. Raises UserError where it has not one."""
+        key, kind = f"data.per_class.{split}", f"{key_of(self.task, 'type')}={self.task.type}"
+        if (has := _SEVERAL.get(self.task.predicts)) is not None:
+            raise UserError(
+                f"caps the examples of each class, and with {kind} an example {has}. Set "
+                f"{key_of(self.task, f'data.limit.{split}')} instead.",
+                at=key_of(self.task, key),
+            )
+        hidden = "class" in data.column_names
+        if not hidden and not self.labels:
+            raise UserError(
+                f"caps the examples of each class, and {kind} has no classes. Take the key out.",
+                at=key_of(self.task, key),
+            )
+        classes = as_numpy(data, "class" if hidden else "label")
+        if classes[0] < 0:
+            raise self.no_labels(split)
+        return classes
+
+    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
         first of those with the same text, and none where that cannot be determined."""
         return {}
 
     def _check_split(self, split: str, fix: str) -> None:
         if split not in self.splits:
-            path = self.task.data.path
+            named = key_of(self.task, f"data.splits.{split}")
             raise UserError(
                 f"there is no split {split!r}. It has: "
                 f"{', '.join(self.splits)}.{did_you_mean(split, self.splits)} {fix}, or say "
-                f"where it is with task.data.splits.{split}=NAME.",
-                at=f"task.data.path={path}",
+                f"where it is with {named}=NAME.",
+                at=f"{key_of(self.task, 'data.path')}={self.task.data.path}",
             )
 
     def _check_named_splits(self) -> None:
         for key in ("per_class", "limit"):
             for split in getattr(self.task.data, key):
-                self._check_split(split, f"Take task.data.{key}.{split} out of the recipe")
+                named = key_of(self.task, f"data.{key}.{split}")
+                self._check_split(split, f"Take {named} out of the recipe")
 
 
 class ReaderSource(Source):
@@ -199,14 +186,14 @@ class ReaderSource(Source):
         super().__init__(task, cache_folder)
         if folder is not None and task.data.config is not None:
             raise UserError(
-                "only hub data sets have configurations, "
-                f"and task.data.path={task.data.path} is local. Take the key out.",
-                at=f"task.data.config={task.data.config}",
+                "only hub data sets have configurations, and "
+                f"{key_of(task, 'data.path')}={task.data.path} is local. Take the key out.",
+                at=f"{key_of(task, 'data.config')}={task.data.config}",
             )
         self.splits = list(locations)
         self._locations = locations
         self._folder = folder
-        self._readers: dict[str, Reader] = {}
+        self._forms: dict[str, RowForm] = {}
         self._check_named_splits()
 
     def _label_names(self) -> list[str]:
@@ -221,85 +208,73 @@ class ReaderSource(Source):
         if self._folder is not None and (self._folder / "labels.json").is_file():
             return read_labels(self._folder / "labels.json")
         for split in self.splits:
-            try:
-                reader = self._reader(split)
-            except UserError:  # told where the split is read, if it is
-                continue
-            if not reader.declares_names:
-                continue
-            names = reader.label_names(self._form(reader).label_column)
-            if names is not None:
-                return names
+            with suppress(UserError):  # told where the split is read, if it is
+                form = self._form(split)
+                names = form.reader.label_names(form.label_column)
+                if names is not None:
+                    return names
         return None
 
     def _labels_in_train(self) -> list[str]:
-        self._check_split("train", "Without it the label names must be given: task.labels=[A, B]")
-        reader = self._reader("train")
-        form = self._form(reader)
-        column, key = form.label_column, form.label_key
-        if column not in reader.columns():
-            raise self._no_labels("train")
+        named = labels_named(self.task)
+        self._check_split("train", f"Without it the label names must be given: {named}")
+        form = self._form("train")
+        if not form.has_labels:
+            raise self.no_labels("train")
         if (tags := form.tags()) is not None:
             return tags
-        many = self.task.predicts == "labels"
-        names = distinct_labels(reader, column, many=many, minus_one=self.names_minus_one)
+        reader, column = form.reader, form.label_column
+        names = distinct_labels(self.task, reader, column, minus_one=self.names_minus_one)
         if len(names) < self.fewest_labels:
             raise UserError(
-                f"{reader.name}: column {column!r} holds {len(names)} different label(s) "
-                f"({', '.join(names)}), and a task needs at least two; -1 is none. Give all of "
-                "them with task.labels=[A, B], or the right column with "
-                f"task.data.columns.{key}=NAME."
+                f"column {column!r} holds {len(names)} different label(s) ({', '.join(names)}), "
+                f"and a task needs at least two; -1 is none. Give all of them with {named}, or the "
+                f"right column with {key_of(self.task, f'data.columns.{form.label_key}')}=NAME.",
+                at=reader.name,
             )
         return names
 
-    def _reader(self, split: str) -> Reader:
-        if split not in self._readers:
-            location = self._locations[split]
-            if isinstance(location, Path):
-                location = open_file(location)
-            self._readers[split] = location
-        return self._readers[split]
-
-    def _form(self, reader: Reader) -> RowForm:
-        return ROW_FORMS[self.task.rows](self.task, reader)
+    def _form(self, split: str) -> RowForm:
+        if split not in self._forms:
+            found = self._locations[split]
+            reader = open_file(found) if isinstance(found, Path) else found
+            self._forms[split] = ROW_FORMS[self.task.rows](self.task, reader)
+        return self._forms[split]
 
     def _examples(self, split: str) -> datasets.Dataset:
-        reader = self._reader(split)
-        form, present = self._form(reader), reader.columns()
+        form = self._form(split)
         for key, name in form.key_columns.items():
-            if name not in present:
-                raise _missing_column(reader, key, name)
+            if name not in form.reader.columns():
+                raise self._missing_column(form, key, name)
         columns = {key: getattr(self.task.data.columns, key) for key in NAMED}
         named = {
             key: name
             for key, name in columns.items()
-            if name is not None and self._has(reader, key, name)
+            if name is not None and self._has(form, key, name)
         }
         labels = self.labels if form.has_labels else []
         unordered = self.found_labels
-        state = [VERSION, reader.fingerprint(), unordered, named, *form.state(labels)]
+        state = [VERSION, form.reader.fingerprint(), unordered, named, *form.state(labels)]
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         file = self.cache_folder / f"examples-{digest}.arrow"
         convert = partial(form.convert, labels, unordered=unordered, named=named)
         return datasets.Dataset.from_file(str(build_once(file, convert)))
 
-    def _has(self, reader: Reader, key: str, column: str) -> bool:
+    def _has(self, form: RowForm, key: str, column: str) -> bool:
         """Whether the rows of a split name their groups, teachers, or ids: it need not, where
         another does; groups only without labels. Raises UserError for one that must."""
-        if column in reader.columns():
+        if column in form.reader.columns():
             return True
-        elsewhere = any(column in self._reader(split).columns() for split in self.splits)
-        must = key == "group" and self._form(reader).label_column in reader.columns()
-        if must or not elsewhere:
-            raise _missing_column(reader, key, column)
+        elsewhere = any(column in self._form(split).reader.columns() for split in self.splits)
+        if (key == "group" and form.has_labels) or not elsewhere:
+            raise self._missing_column(form, key, column)
         return False
 
-    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        places: dict[tuple[int, int], str] = {}
+    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
+        places: dict[Place, str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
-            reader = self._reader(split)
-            form = self._form(reader)
-            rows = reader.rows([*form.key_columns.values()])
+            form = self._form(split)
+            rows = form.reader.rows([*form.key_columns.values()])
             while places.keys() < keys and (batch := list(islice(rows, BATCH))):
                 found = form.keys([form.fields(row, location) for location, row in batch])
                 for (location, _), key in zip(batch, map(tuple, found.tolist()), strict=True):
@@ -307,25 +282,31 @@ class ReaderSource(Source):
                         places.setdefault(key, location)
         return places
 
-    def _no_labels(self, split: str) -> UserError:
-        reader = self._reader(split)
-        form = self._form(reader)
-        column = form.label_column
-        if column not in reader.columns():
-            return _missing_column(reader, form.label_key, column)
+    def no_labels(self, split: str) -> UserError:
+        form = self._form(split)
+        if not form.has_labels:
+            return self._missing_column(form, form.label_key, form.label_column)
         return UserError(
-            f"{reader.name}: split {split!r} has no labels (column {column!r} is empty, or "
-            "-1), and they are needed here. Choose a split with labels, or fill the column."
+            f"{form.reader.name}: split {split!r} has no labels (column {form.label_column!r} is "
+            "empty, or -1), and they are needed here. Choose a split with labels, or fill the "
+            "column."
+        )
+
+    def _missing_column(self, form: RowForm, key: str, name: str) -> UserError:
+        present, named = form.reader.columns(), key_of(self.task, f"data.columns.{key}")
+        return UserError(
+            f"no column {name!r} ({named}).{did_you_mean(name, present)} It has: "
+            f"{', '.join(present)}. Choose one with {named}=NAME.",
+            at=form.reader.name,
         )
 
 
-def _missing_column(reader: Reader, key: str, name: str) -> UserError:
-    present = reader.columns()
-    return UserError(
-        f"no column {name!r} (task.data.columns.{key}).{did_you_mean(name, present)} It has: "
-        f"{', '.join(present)}. Choose one with task.data.columns.{key}=NAME.",
-        at=reader.name,
-    )
+def limited(data: datasets.Dataset, limit: int | None) -> datasets.Dataset:
+    """So many examples, chosen as `keep_per_class` does; all without a limit."""
+    if limit is None:
+        return data
+    one_class = np.zeros(len(data), dtype=np.int64)
+    return data.select(keep_per_class(one_class, example_keys(data), limit))
 
 
 def has_labels(data: datasets.Dataset) -> bool:

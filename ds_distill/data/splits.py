@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 
+from ds_distill.data.places import key_of
 from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.tasks import Task
@@ -31,7 +32,7 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
         raise UserError(
             f"no data file in this folder (it holds: {there}). Put one "
             f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}.",
-            at=f"task.data.path={folder}",
+            at=f"{key_of(task, 'data.path')}={folder}",
         )
     stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
     by_split: dict[str, list[str]] = {}
@@ -39,17 +40,18 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
         for split, wanted in named.items():
             by_split[split] = [name for name in files if wanted in (name, stems[name])]
             if not by_split[split]:
-                raise wrong_split(split, wanted, list(files), [*files, *stems.values()])
+                raise wrong_split(task, split, wanted, list(files), [*files, *stems.values()])
     else:
         for name, stem in stems.items():
             usual = USUAL_NAMES.get(stem.lower(), stem)
             by_split.setdefault(usual, []).append(name)
     for split, names in by_split.items():
         if len(names) > 1:
+            named = key_of(task, f"data.splits.{split}")
             raise UserError(
                 f"several files could be split {split!r}: "
-                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}.",
-                at=f"task.data.path={folder}",
+                f"{', '.join(names)}. Choose with {named}={names[0]}.",
+                at=f"{key_of(task, 'data.path')}={folder}",
             )
     return {split: files[by_split[split][0]] for split in in_order(by_split)}
 
@@ -77,7 +79,7 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
             f"no such file or folder.{did_you_mean(path, there)} "
             "Give a folder, a file, data:NAME, the id of a hub data set, or "
             "docstrings:PACKAGE,PACKAGE.",
-            at=f"task.data.path={path}",
+            at=f"{key_of(task, 'data.path')}={path}",
         )
     try:
         splits = datasets.load_dataset(
@@ -90,17 +92,17 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
             "this is no local file or folder, and the hub data set "
             f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
             "a local path.",
-            at=f"task.data.path={path}",
+            at=f"{key_of(task, 'data.path')}={path}",
         ) from error
     names = task.data.own_splits() or {USUAL_NAMES.get(name, name): name for name in splits}
     for split, name in names.items():
         if name not in splits:
-            raise wrong_split(split, name, list(splits))
+            raise wrong_split(task, split, name, list(splits))
     return {split: HubSplit(splits[name], f"{path}, split {name}") for split, name in names.items()}
 
 
 def wrong_split(
-    split: str, wanted: str, there: list[str], accepted: list[str] | None = None
+    task: Task, split: str, wanted: str, there: list[str], accepted: list[str] | None = None
 ) -> UserError:
     """A split that the recipe names and the data do not have.
 
@@ -108,5 +110,5 @@ def wrong_split(
     """
     return UserError(
         f"not there.{did_you_mean(wanted, accepted or there)} Choose one of: {', '.join(there)}.",
-        at=f"task.data.splits.{split}={wanted}",
+        at=f"{key_of(task, f'data.splits.{split}')}={wanted}",
     )

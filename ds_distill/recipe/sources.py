@@ -31,7 +31,7 @@ class DataSource(Implemented):
 
 
 class Docstrings(DataSource):
-    part_name, runs = "docstrings", "ds_distill.data.docstring_source:DocstringSource"
+    part_name, runs = "docstrings", "ds_distill.data.docstrings:DocstringSource"
 
     @classmethod
     def recognises(cls, path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ds_distill.check.check import check_all, check_settings, open_sources
-from ds_distill.data.docstrings import Progress
+from ds_distill.data.sources import Progress
 from ds_distill.errors import Mistake, UserError, refuse
 from ds_distill.recipe import Recipe
 

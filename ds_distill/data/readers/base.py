@@ -18,8 +18,6 @@ class Reader(ABC):
     """What messages call it: the file's path, or the data set and its split."""
     numbers_are_text = False
     """Whether the format has no numbers, so that `3` may be meant as one."""
-    declares_names = False
-    """Whether the format can have names of class ids; see `label_names`."""
 
     @property
     def read_as(self) -> str | None:

@@ -18,8 +18,6 @@ from ds_distill.errors import UserError
 class Parquet(FileReader):
     """A parquet file; class names that `datasets` wrote into it are used."""
 
-    declares_names = True
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
@@ -60,8 +58,6 @@ class Parquet(FileReader):
 
 class HubSplit(Reader):
     """A split of a hub data set that `datasets` has loaded."""
-
-    declares_names = True
 
     def __init__(self, data: datasets.Dataset, name: str) -> None:
         self.data = data
