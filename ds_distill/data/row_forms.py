@@ -265,8 +265,9 @@ class WordRows(RowForm):
                 f"{'an empty list' if found == [] else kind_of(found)}. Write the words as a list "
                 "of texts, or take the row out."
             )
-        for number, word in enumerate(found):
-            check_text(word, f"{location}: word {number} of {name!r}")
+        if not (set(map(type, found)) == {str} and "".join(found).isascii()):
+            for number, word in enumerate(found):
+                check_text(word, f"{location}: word {number} of {name!r}")
         return found
 
     def _tags(self, row: Row, location: str) -> tuple[list[int], int] | None:

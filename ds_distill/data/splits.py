@@ -47,10 +47,10 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
             by_split.setdefault(usual, []).append(name)
     for split, names in by_split.items():
         if len(names) > 1:
-            named = key_of(task, f"data.splits.{split}")
+            choice = key_of(task, f"data.splits.{split}")
             raise UserError(
                 f"several files could be split {split!r}: "
-                f"{', '.join(names)}. Choose with {named}={names[0]}.",
+                f"{', '.join(names)}. Choose with {choice}={names[0]}.",
                 at=f"{key_of(task, 'data.path')}={folder}",
             )
     return {split: files[by_split[split][0]] for split in in_order(by_split)}
