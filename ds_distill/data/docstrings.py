@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import as_numpy
+from ds_distill.data.columns import BATCH, as_numpy, write_columns
 from ds_distill.data.examples import EXAMPLES
 from ds_distill.data.places import key_of
 from ds_distill.data.sources import Progress, Source
@@ -43,6 +43,8 @@ UNLABELLED = ("transfer",)
 
 VERSION = 2
 """Part of the cached file's name: increase it when the same packages give other examples."""
+
+_SCHEMA = pa.schema([*EXAMPLES, ("group", pa.int64()), ("split", pa.int8())])
 
 MIN_WORDS = 6
 MASK = "library"
@@ -105,12 +107,8 @@ def docstring_corpus(packages: list[str], folder: Path, progress: Progress | Non
     target = folder / f"docstrings-{state.hexdigest()}.arrow"
 
     def write(temporary: Path) -> None:
-        table = _extract(packages, files, progress)
-        with (
-            pa.OSFile(str(temporary), "wb") as sink,
-            pa.ipc.new_stream(sink, table.schema) as writer,
-        ):
-            writer.write_table(table, max_chunksize=10_000)
+        batches = _extract(packages, files, progress).to_batches(BATCH)
+        write_columns(temporary, _SCHEMA, (batch.columns for batch in batches))
 
     return build_once(target, write)
 
@@ -223,8 +221,8 @@ def _extract(
     rows.sort(key=lambda row: row[3])  # stable: files keep their order within a split
     texts, labels, groups, splits = map(list, zip(*rows, strict=True))
     keys = content_keys(texts)
-    schema = EXAMPLES.append(pa.field("group", pa.int64())).append(pa.field("split", pa.int8()))
-    return pa.table([texts, labels, keys[:, 0], keys[:, 1], groups, splits], schema=schema)
+    columns = [texts, labels, keys[:, 0], keys[:, 1], groups, splits]
+    return pa.table(columns, schema=_SCHEMA)
 
 
 def _docstrings(path: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data.places import key_of, labels_named
-from ds_distill.data.readers import Reader, kind_of
+from ds_distill.data.readers.base import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_json
 from ds_distill.recipe.tasks import Task

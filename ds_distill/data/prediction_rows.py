@@ -16,7 +16,7 @@ import xxhash
 from ds_distill.data.columns import arrow_column
 from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
 from ds_distill.data.names import ID
-from ds_distill.data.readers import Reader, check_text, kind_of
+from ds_distill.data.readers.base import Reader, check_text, kind_of
 from ds_distill.data.row_forms import ROW_FORMS, WordRows
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError, did_you_mean

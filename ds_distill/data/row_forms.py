@@ -18,7 +18,14 @@ from ds_distill.data.examples import QUESTIONS, WORDS, text_schema
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
 from ds_distill.data.names import NAMED, named_columns
 from ds_distill.data.places import key_of
-from ds_distill.data.readers import Reader, check_text, kind_of, name_of, text_of, value_of
+from ds_distill.data.readers.base import (
+    Reader,
+    check_text,
+    kind_of,
+    name_of,
+    text_of,
+    value_of,
+)
 from ds_distill.data.spans import Span, answers_of, entities_of, parts_of, tagged
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys

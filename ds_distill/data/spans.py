@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ds_distill.data.readers import kind_of
+from ds_distill.data.readers.base import kind_of
 from ds_distill.errors import UserError
 from ds_distill.recipe.tags import OUTSIDE
 

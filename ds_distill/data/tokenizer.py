@@ -93,15 +93,6 @@ def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase)
     return tokens_fingerprint(first) == tokens_fingerprint(second)
 
 
-def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The JSON values that decide how a tokenizer splits text and assigns ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
-    for setting in ("truncation", "padding"):  # settings of the last call
-        rules.pop(setting, None)
-    return dict(rules)
-
-
 def tokens_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits that are the same for tokenizers that split texts into the same tokens."""
     return _fingerprint(tokenizer, tokenizer.special_tokens_map, tokenizer.truncation_side)
@@ -119,8 +110,12 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase, *settings: Any) -> str:
     known = _FINGERPRINTS.setdefault(tokenizer, {})
     key = (len(tokenizer), rest)
     if key not in known:
-        rules = json.dumps(tokenizer_rules(tokenizer), sort_keys=True, default=str)
-        known[key] = xxhash.xxh3_64_hexdigest(f"[{rules}, {rest[1:]}".encode())
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
+        for setting in ("truncation", "padding"):  # settings of the last call
+            rules.pop(setting, None)
+        every = json.dumps(rules, sort_keys=True, default=str)
+        known[key] = xxhash.xxh3_64_hexdigest(f"[{every}, {rest[1:]}".encode())
     return known[key]
 
 

@@ -8,12 +8,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ds_distill.data.readers import check_text, kind_of, open_file, text_of
-from ds_distill.data.readers.text import lines_of
+from ds_distill.data.readers import open_file
+from ds_distill.data.readers.base import check_text, text_of
+from ds_distill.data.readers.text import lines_of, objects_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.planning.units import rate
 from ds_distill.process.terminal import escaped
@@ -97,36 +98,20 @@ def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
         columns = reader.columns()
         return reader.rows(columns), columns
     rows = _standard_input()
-    first = next(rows, None)
-    if first is None:
-        return iter(()), ["text"]
-
-    def all_rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        yield first
-        yield from rows
-
-    return all_rows(), list(first[1])
+    first = list(islice(rows, 1))
+    return chain(first, rows), [*first[0][1]] if first else ["text"]
 
 
 def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
-    objects: bool | None = None
-    for number, line in lines_of(sys.stdin.buffer, "standard input"):
-        content = line.strip()
-        if not content:
-            continue
-        if objects is None:
-            objects = content.startswith("{")
-        location = f"standard input:{number}"
-        if not objects:
-            yield location, {"text": content}
-            continue
-        try:
-            row = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{location}: not readable as JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{location}: holds {kind_of(row)}, not an object.")
-        yield location, row
+    """An object of each line, or where the first is none a text."""
+    name = "standard input"
+    lines = ((number, line) for number, line in lines_of(sys.stdin.buffer, name) if line.strip())
+    first = list(islice(lines, 1))
+    if first and first[0][1].lstrip().startswith("{"):
+        yield from objects_of(chain(first, lines), name)
+    else:
+        for number, line in chain(first, lines):
+            yield f"{name}:{number}", {"text": line.strip()}
 
 
 def _columns(

@@ -68,7 +68,7 @@ class TaskData:
         ]
         self._predictions: dict[Path, FilePredictions] = {}
         self._tables: dict[tuple[str, str], TokenTable] = {}
-        self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
+        self._tokenizers: dict[tuple[str, str | None], PreTrainedTokenizerBase] = {}
 
     # ----------------------------------------------------------------------- splits
 
@@ -161,7 +161,11 @@ class TaskData:
     def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
         """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
         load another one to save it."""
-        return self._tokenizer(reference)[0]
+        key = reference.model, reference.revision
+        if key not in self._tokenizers:
+            of_words = self._task.predicts == "tag"
+            self._tokenizers[key] = load_tokenizer(*key, of_words=of_words)
+        return self._tokenizers[key]
 
     def rows(self, reference: ModelReference) -> int:
         """Rows of a model's embeddings: its tokens, and more where it has rows of none."""
@@ -179,14 +183,7 @@ class TaskData:
         return {reference.name: self.vocabulary(reference) for reference in references}
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
-        return self._tokenizer(reference)[1]
-
-    def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
-        key = reference.model, reference.revision
-        if key not in self._tokenizers:  # a large vocabulary takes a second each time
-            tokenizer = load_tokenizer(*key, of_words=self._task.predicts == "tag")
-            self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
-        return self._tokenizers[key]
+        return tokenizer_fingerprint(self.tokenizer(reference))
 
     def _tokenizers_of_all(self) -> list[PreTrainedTokenizerBase]:
         """The tokenizers of the recipe's models; of several that are the same, one."""

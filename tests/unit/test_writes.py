@@ -49,7 +49,6 @@ KNOWN = {
     ("cache/build.py", "Build._published"): "reads",
     ("cache/format.py", "Manifest.write"): "aside, and then published",
     ("cli/loading.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
-    ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/columns.py", "write_columns"): "a file aside, given by build_once",
     ("data/predictions.py", "_write"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",

@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_distill.data.readers.base import (
-    Reader,
-    check_text,
-    kind_of,
-    name_of,
-    text_of,
-    value_of,
-)
+from ds_distill.data.readers.base import Reader
 from ds_distill.data.readers.conll import Conll, is_conll
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
 
-__all__ = [
-    "SUFFIXES",
-    "HubSplit",
-    "Reader",
-    "check_text",
-    "file_suffix",
-    "kind_of",
-    "name_of",
-    "open_file",
-    "text_of",
-    "value_of",
-]
+__all__ = ["SUFFIXES", "HubSplit", "Reader", "file_suffix", "open_file"]
 
 _KINDS: dict[str, Callable[[Path], Reader]] = {
     ".jsonl": JsonLines,

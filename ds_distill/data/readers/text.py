@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -68,6 +68,50 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
         raise UserError(f"{name}: cannot be read: {error}. Copy or make the file again.") from error
 
 
+def objects_of(
+    lines: Iterable[tuple[int, str]], name: str, once: Collection[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of each line of a text file that is not blank. once: keys that no row may
+    have twice. Raises UserError on a line that is no object."""
+
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+        keys = [key for key, _ in pairs]
+        for key in once:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice")
+
+    decoder, quoted = json.JSONDecoder(), [f'"{key}"' for key in once]
+    strict = json.JSONDecoder(object_pairs_hook=refuse_repeated)  # four times as slow
+    for number, raw in lines:
+        if not (line := raw.strip(" \t\r\n")):
+            continue
+        location = f"{name}:{number}"
+        try:
+            row, end = decoder.raw_decode(line)
+            if end < len(line):
+                raise json.JSONDecodeError("Extra data", line, end)
+            for key in quoted:
+                if line.count(key) > 1:
+                    strict.decode(line)
+        except (ValueError, RecursionError) as error:
+            if number == 1 and line.startswith("["):
+                row = []
+            else:
+                several = "; `jq -c .` writes it so, and `jq -c '.KEY[]'` those of a list"
+                raise UserError(
+                    f"{location}: not readable as JSON: {error}. Each line must be one whole "
+                    'object, e.g. {"text": "...", "label": "..."}'
+                    f"{several if line == '{' else ''}."
+                ) from error
+        if not isinstance(row, dict):
+            kind = "an array" if isinstance(row, list) else kind_of(row)
+            raise UserError(
+                f"{location}: holds {kind}, not an object. Write one object per line, e.g. "
+                '{"text": "...", "label": "..."}; `jq -c .[]` turns an array into lines.'
+            )
+        yield location, row
+
+
 class LinesFile(FileReader):
     def lines(self) -> Iterator[tuple[int, str]]:
         """See `lines_of`."""
@@ -89,13 +133,13 @@ class JsonLines(LinesFile):
 
     @cached_property
     def _columns(self) -> dict[str, None]:
-        first = [row for _, row in islice(self._objects(set()), BATCH)]
+        first = [row for _, row in islice(self._objects(), BATCH)]
         if not first:
             raise self.no_rows()
         return dict.fromkeys(name for row in first for name in row)
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        rows, late = self._objects(set(columns)), set(columns).difference(self._columns)
+        rows, late = self._objects(columns), set(columns).difference(self._columns)
         if not late:
             yield from rows
         for location, row in rows:
@@ -106,46 +150,9 @@ class JsonLines(LinesFile):
                 )
             yield location, row
 
-    def _objects(self, once: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(place, object) of each line. once: keys that no row may have twice."""
-
-        def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
-            names = [name for name, _ in pairs]
-            for name in once:
-                if names.count(name) > 1:
-                    raise ValueError(f"key {name!r} stands twice")
-
+    def _objects(self, once: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
         self._refuse_squad()
-        decoder, keys = json.JSONDecoder(), [f'"{name}"' for name in once]
-        strict = json.JSONDecoder(object_pairs_hook=refuse_repeated)  # four times as slow
-        for number, raw in self.lines():
-            if not (line := raw.strip(" \t\r\n")):
-                continue
-            location = f"{self.name}:{number}"
-            try:
-                row, end = decoder.raw_decode(line)
-                if end < len(line):
-                    raise json.JSONDecodeError("Extra data", line, end)
-                for key in keys:
-                    if line.count(key) > 1:
-                        strict.decode(line)
-            except (ValueError, RecursionError) as error:
-                if number == 1 and line.startswith("["):
-                    row = []
-                else:
-                    several = "; `jq -c .` writes it so, and `jq -c '.KEY[]'` those of a list"
-                    raise UserError(
-                        f"{location}: not readable as JSON: {error}. Each line must be one whole "
-                        'object, e.g. {"text": "...", "label": "..."}'
-                        f"{several if line == '{' else ''}."
-                    ) from error
-            if not isinstance(row, dict):
-                kind = "an array" if isinstance(row, list) else kind_of(row)
-                raise UserError(
-                    f"{location}: holds {kind}, not an object. Write one object per line, e.g. "
-                    '{"text": "...", "label": "..."}; `jq -c .[]` turns an array into lines.'
-                )
-            yield location, row
+        yield from objects_of(self.lines(), self.name, once)
 
     def _refuse_squad(self) -> None:
         head = ""
