@@ -166,12 +166,13 @@ def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path
     examples = Examples.of(split)
     assert len(examples.labels) > 20
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
-    for there in (False, True):
+    for there, source in ((False, "the evaluated split"), (True, "train")):
         data: Any = SimpleNamespace(
             has_split=lambda split, there=there: there, examples=lambda split: examples
         )
-        labels = kind.training_labels(data, examples)[1]
-        assert np.bincount(labels).tolist() == [16, 4]
+        logits, described = kind.baseline(data, "test", examples, [])
+        assert np.exp(logits[0]).tolist() == pytest.approx([0.8, 0.2, 0, 0, 0])
+        assert len(logits) == len(examples.labels) and described["split"] == source
 
 
 def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def runs(split: datasets.Dataset, inside: np.ndarray) -> list[list[tuple[int, in
     row = 0
     for window in split:
         words = of_question.setdefault(window["number"], {})
-        for at, counts in enumerate(window["counted"]):
+        for at, counts in enumerate(np.logical_and(window["counted"], window["owned"])):
             if counts:
                 place = window["starts"][at], window["ends"][at]
                 words[window["first"] + at] = (*place, bool(inside[row]))
