@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import made_of, token_features
 from ds_distill.data.tokenizer import tokens_fingerprint
-from ds_distill.data.word_tokens import Views, WordTokens
+from ds_distill.data.word_tokens import NO_WORDS, Views, WordTokens
 from ds_distill.views import PaddedView
 
 
@@ -33,9 +34,8 @@ def tokenise(
 
     def read(batch: dict[str, list[Any]]) -> Iterable[Mapping[str, Any]]:
         if views is not None:
-            words = WordTokens.of_lists(tokenizer, batch["words"])
-            asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else [None] * len(words)
-            return map(views.of_words, words, asked)
+            asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else repeat(NO_WORDS)
+            return map(views.of_words, WordTokens.of_lists(tokenizer, batch["words"]), asked)
         encoded = tokenizer(
             batch["text"],
             batch["text_b"] if pairs else None,

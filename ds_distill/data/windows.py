@@ -28,7 +28,15 @@ from ds_distill.data.cutting import (
     with_keys,
 )
 from ds_distill.data.tokenizer import tokens_fingerprint
-from ds_distill.data.word_tokens import TextCutter, TextTokens, Views, WordTokens, owners, ranges
+from ds_distill.data.word_tokens import (
+    NO_WORDS,
+    TextCutter,
+    TextTokens,
+    Views,
+    WordTokens,
+    owners,
+    ranges,
+)
 from ds_distill.data.words import NO_TOKEN, texts_of, word_keys, words_of
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
@@ -121,32 +129,28 @@ class WordCutter:
         in every view; of each word whether it is `owned`: belongs to this window; and `counted`:
         has a token in the view of every model, on which teachers and student meet, whatever their
         tokenizers are; and each tokenizer's tokens, see `token_features`."""
-        of_questions: Sequence[Any] = [None] * len(lists)
-        if questions is not None:
-            of_questions = self._tokens(questions)
+        no_question = [NO_WORDS] * len(self._views)
+        of_questions = [no_question] * len(lists) if questions is None else self._tokens(questions)
         for at, (tokens, asked) in enumerate(zip(self._tokens(lists), of_questions, strict=True)):
-            rooms = [views.room for views in self._views]
-            row: dict[str, Any] = {"number": numbers[at]}
-            of_question: Sequence[WordTokens | None] = [None] * len(tokens)
-            if questions is not None:
-                kept = min(
-                    int(np.searchsorted(one.offsets[1:], self._most_asked, side="right"))
-                    for one in asked
-                )
-                of_question = [one.first(kept) for one in asked]
-                rooms = [room - one.offsets[kept] for room, one in zip(rooms, asked, strict=True)]
-                row["question"] = questions[at][:kept]
-            found = list(ranges([one.offsets for one in tokens], rooms))
+            kept = min(
+                int(np.searchsorted(one.offsets[1:], self._most_asked, side="right"))
+                for one in asked
+            )
+            of_each = [
+                (views, of_text, of_question.first(kept))
+                for views, of_text, of_question in zip(self._views, tokens, asked, strict=True)
+            ]
+            rooms = [views.room - len(of_question.ids) for views, _, of_question in of_each]
+            found = list(ranges([of_text.offsets for of_text in tokens], rooms))
             owner = owners(found, len(lists[at]))
             for number, (first, end) in enumerate(found):
                 every = [
-                    views.of_words(of_one, of_asked, first, end)
-                    for views, of_one, of_asked in zip(
-                        self._views, tokens, of_question, strict=True
-                    )
+                    views.of_words(of_text, of_question, first, end)
+                    for views, of_text, of_question in of_each
                 ]
                 yield {
-                    **row,
+                    "number": numbers[at],
+                    "question": questions[at][:kept] if questions else [],
                     "first": first,
                     "words": lists[at][first:end],
                     "owned": owner[first:end] == number,
@@ -158,10 +162,10 @@ class WordCutter:
                     },
                 }
 
-    def _tokens(self, lists: Sequence[list[str]]) -> list[tuple[WordTokens, ...]]:
+    def _tokens(self, lists: Sequence[list[str]]) -> list[list[WordTokens]]:
         """Of each list its tokens, by tokenizer."""
         every = (WordTokens.of_lists(one, lists) for one in self._tokenizers.values())
-        return list(zip(*every, strict=True))
+        return list(map(list, zip(*every, strict=True)))
 
 
 def word_windows(

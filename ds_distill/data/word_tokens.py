@@ -61,6 +61,9 @@ class WordTokens:
         return WordTokens(self.ids[: offsets[-1]], offsets)
 
 
+NO_WORDS = WordTokens(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
+
+
 class Views:
     """Makes what a model reads: of a text, or of a question and a text behind it."""
 
@@ -87,14 +90,13 @@ class Views:
         """Tokens of texts, of question and text together."""
 
     def view(
-        self, ids: np.ndarray, asked: np.ndarray | None = None
+        self, ids: np.ndarray, asked: np.ndarray = NO_WORDS.ids
     ) -> tuple[dict[str, np.ndarray], int, slice]:
         """`input_ids`, int32 [T], and `token_type_ids`, int8 [T], where the text's tokens begin in
         them, and which of its tokens are read.
 
         ids, asked: tokens of the text and of the question, without special ones.
         """
-        asked = ids[:0] if asked is None else asked
         room = max(0, self.room - len(asked))
         cut = max(0, len(ids) - room) if self._from_left else 0
         ids = ids[cut : cut + room]
@@ -112,7 +114,7 @@ class Views:
     def of_words(
         self,
         tokens: WordTokens,
-        question: WordTokens | None = None,
+        question: WordTokens = NO_WORDS,
         first: int = 0,
         end: int | None = None,
     ) -> dict[str, np.ndarray]:
@@ -120,7 +122,7 @@ class Views:
         position of each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
         offsets = tokens.offsets[first : None if end is None else end + 1]
         ids = tokens.ids[offsets[0] : offsets[-1]]
-        found, start, kept = self.view(ids, None if question is None else question.ids)
+        found, start, kept = self.view(ids, question.ids)
         bounds = np.clip(offsets - offsets[0], kept.start, kept.stop) - kept.start
         counts = np.diff(bounds)
         found["first_tokens"] = np.where(counts > 0, start + bounds[:-1], NO_TOKEN).astype(np.int16)
