@@ -17,9 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.check.predictions import Predictions
 from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
-from ds_distill.data.groups import Groups, strata_of
+from ds_distill.data.groups import Groups, strata_of, teacher_names
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.names import teacher_names
 from ds_distill.data.sources import Source, has_labels
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,

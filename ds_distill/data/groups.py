@@ -23,8 +23,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, as_numpy, write_columns
-from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
+from ds_distill.data.columns import BATCH, arrow_column, as_numpy, write_columns
+from ds_distill.keys import content_keys, distinct_keys, hash_keys, name_id, numbered_keys
 
 VERSION = 2
 """Part of the files' names: raise it when the same examples get other marks."""
@@ -232,3 +232,47 @@ def few_groups(split: str, group_keys: np.ndarray) -> str | None:
         "10 they hold the truth in 89% of cases. Take differences that are just beyond chance for "
         "undecided."
     )
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+TEACHER = "teacher"
+"""Column of a split, str: the teacher's name; null where none is named."""
+
+ID = ("id_hi", "id_lo")
+"""Columns of a split, int64: the two halves of a hash of the example's id; null without one."""
+
+NAMED = {"group": ("group",), "teacher": (TEACHER,), "id": ID}
+"""By key of `task.data.columns`: the columns that are made of the names that stand there."""
+
+
+def named_columns(key: str, names: list[str | None]) -> list[pa.Array]:
+    """The columns `NAMED` of a key, of the names of some examples, None where one has none."""
+    if key == "teacher":
+        return [pa.array(names, pa.string())]
+    keys = content_keys([name or "" for name in names])
+    columns = [hashed_groups(keys)] if key == "group" else [keys[:, 0], keys[:, 1]]
+    nothing = np.array([name is None for name in names])
+    return [pa.array(column, mask=nothing) for column in columns]
+
+
+def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | None:
+    """The names that stand in a split, and of each of its N examples the number of its name, int64
+    [N], -1 where none is named. None where the split has no such column."""
+    if TEACHER not in split.column_names:
+        return None
+    column = arrow_column(split, TEACHER)
+    encoded = pc.dictionary_encode(column.combine_chunks())
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return encoded.dictionary.to_pylist(), numbers.astype(np.int64)
+
+
+def teacher_ids(split: datasets.Dataset) -> np.ndarray | None:
+    """The `name_id` of the teacher of each example, 0 where none is named: int64 [N]. None where
+    the split has no such column."""
+    named = teacher_names(split)
+    if named is None:
+        return None
+    names, numbers = named
+    return np.array([*map(name_id, names), 0], dtype=np.int64)[numbers]

@@ -24,8 +24,8 @@ import xxhash
 
 from ds_distill.data.built import build_once
 from ds_distill.data.columns import BATCH, arrow_column, as_numpy
+from ds_distill.data.groups import ID
 from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
-from ds_distill.data.names import ID
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.readers.base import check_text, kind_of
 from ds_distill.data.row_forms import ROW_FORMS, WordRows

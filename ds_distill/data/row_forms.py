@@ -15,8 +15,8 @@ import pyarrow as pa
 from ds_distill.data import words
 from ds_distill.data.columns import BATCH, write_columns
 from ds_distill.data.examples import QUESTIONS, WORDS, text_schema
+from ds_distill.data.groups import NAMED, named_columns
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
-from ds_distill.data.names import NAMED, named_columns
 from ds_distill.data.places import key_of
 from ds_distill.data.readers.base import (
     Reader,

@@ -21,9 +21,8 @@ import xxhash
 from ds_distill.data.built import build_once
 from ds_distill.data.columns import BATCH, as_numpy, example_keys
 from ds_distill.data.examples import keep_per_class
-from ds_distill.data.groups import MARKS, with_marks
+from ds_distill.data.groups import ID, MARKS, NAMED, TEACHER, with_marks
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
-from ds_distill.data.names import ID, NAMED, TEACHER
 from ds_distill.data.places import key_of, labels_named
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.row_forms import ROW_FORMS, RowForm

@@ -18,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.columns import as_numpy
-from ds_distill.data.cutting import (
+from ds_distill.data.tokenise import (
     KEYS,
     by_tokens,
     lists_of,

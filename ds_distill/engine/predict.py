@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.hidden_words import HiddenWordsCollator
+from ds_distill.data.masking import HiddenWordsCollator
 from ds_distill.data.prefetch import pinned_for, prefetch
 from ds_distill.data.schedule import plan_once, split_batch
 from ds_distill.engine.world import World

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ds_distill.data.chosen import chosen_examples
+from ds_distill.data.schedule import chosen_examples
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.recipe.phases import FineTune

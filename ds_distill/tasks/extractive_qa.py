@@ -12,8 +12,7 @@ import datasets
 import numpy as np
 import torch
 
-from ds_distill.data.batches import Collator, Examples, RowsOf
-from ds_distill.data.rows import span_rows
+from ds_distill.data.batches import Collator, Examples, RowsOf, span_rows
 from ds_distill.data.windows import question_windows
 from ds_distill.engine.predict import Bar, ModelRunner, best_of_each
 from ds_distill.evaluation.answers import (

@@ -15,9 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
-from ds_distill.data.cutting import saved
-from ds_distill.data.hidden_words import HiddenWordsCollator
-from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.masking import HiddenWordsCollator
+from ds_distill.data.tokenise import TokenTable, saved
 from ds_distill.engine.predict import Bar, ModelRunner
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
 from ds_distill.evaluation.scores import build_metrics, model_report

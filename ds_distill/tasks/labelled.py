@@ -15,9 +15,15 @@ import torch
 import xxhash
 from transformers import PreTrainedModel
 
-from ds_distill.data.batches import Collator, Examples, RowsOf
+from ds_distill.data.batches import (
+    Collator,
+    Examples,
+    RowsOf,
+    text_rows,
+    word_rows,
+    word_token_rows,
+)
 from ds_distill.data.labels import is_labelled
-from ds_distill.data.rows import text_rows, word_rows, word_token_rows
 from ds_distill.data.windows import word_windows
 from ds_distill.engine.predict import Bar, ModelRunner, predict_all
 from ds_distill.evaluation.baseline import class_log_shares

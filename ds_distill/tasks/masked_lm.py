@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ds_distill.data.batches import Collator, Examples, RowsOf
-from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
-from ds_distill.data.masking import Masking, masked_rows
+from ds_distill.data.masking import HiddenWords, HiddenWordsCollator, Masking, masked_rows
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long

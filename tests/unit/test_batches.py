@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertTokenizer
 
-from ds_distill.data import cutting
-from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.rows import text_rows
+from ds_distill.data import tokenise as data_tokenise
+from ds_distill.data.batches import Collator, Examples, text_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
@@ -181,7 +180,7 @@ def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path, monkey
             if len(seen) == 2:  # of three batches
                 os.kill(os.getpid(), 9)
 
-        monkeypatch.setattr(cutting, "mark", killed)
+        monkeypatch.setattr(data_tokenise, "mark", killed)
         tokenise(split, tokenizers["bert"], MAX_LENGTH, file)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 9

@@ -17,8 +17,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertTokenizer, PreTra
 from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, hostile
 
 from ds_distill.check.models import hidden_word_mistakes
-from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
-from ds_distill.data.masking import Masking
+from ds_distill.data.masking import HiddenWords, HiddenWordsCollator, Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine

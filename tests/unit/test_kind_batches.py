@@ -21,8 +21,14 @@ from transformers import (
 )
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import Examples, stored_rows
-from ds_distill.data.rows import cut_to, span_rows, word_rows, word_token_rows
+from ds_distill.data.batches import (
+    Examples,
+    cut_to,
+    span_rows,
+    stored_rows,
+    word_rows,
+    word_token_rows,
+)
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.losses import KL, CrossEntropy, Seen

@@ -25,8 +25,7 @@ from transformers import (
 )
 
 from ds_distill.check.models import Models
-from ds_distill.data.batches import Examples
-from ds_distill.data.rows import word_rows
+from ds_distill.data.batches import Examples, word_rows
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
 from ds_distill.data.words import word_keys, words_of

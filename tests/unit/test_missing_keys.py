@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.groups import Groups
-from ds_distill.data.names import ID, teacher_names
+from ds_distill.data.groups import ID, Groups, teacher_names
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file, text
 from ds_distill.data.sources import Source

@@ -17,7 +17,7 @@ from ds_distill import Batch, PaddedView, Router
 from ds_distill.check.data import named_teacher_mistakes
 from ds_distill.cli import app
 from ds_distill.data.batches import Examples
-from ds_distill.data.names import teacher_ids
+from ds_distill.data.groups import teacher_ids
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import question_windows, split_long, word_windows

@@ -28,8 +28,7 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.check.check import check_all
 from ds_distill.cli import app
 from ds_distill.data.open_source import open_source
-from ds_distill.data.predictions import LEAST
-from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
 from ds_distill.errors import UserError
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions

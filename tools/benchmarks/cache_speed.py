@@ -29,9 +29,8 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.caching.build import claims, write_blocks
 from ds_distill.caching.missing import Missing
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Examples, text_rows
 from ds_distill.data.open_source import open_source
-from ds_distill.data.rows import text_rows
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer
