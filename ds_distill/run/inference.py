@@ -20,6 +20,7 @@ from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.reference import ModelReference, label_maps_of
 from ds_distill.run.not_finite import check_finite
 from ds_distill.run.run import Run
+from ds_distill.tasks.kind import Asked
 from ds_distill.types import Signals
 
 
@@ -62,8 +63,8 @@ def predictions_of(
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=True) as engine:
-        predictions = run.kind.predict(engine, collate, examples, names, batch_size, bar)
-        predictions = run.kind.with_words(engine, words, predictions, batch_size)
+        asked = Asked(collate, examples, names, batch_size, bar, words)
+        predictions = run.kind.predict(engine, asked)
         parameters = {
             name: 0
             if isinstance(model, FileTeacher)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,9 @@ import datasets
 import numpy as np
 import torch
 
-from ds_distill.data.batches import Collator, Examples, RowsOf, span_rows
+from ds_distill.data.batches import Examples, RowsOf, span_rows
 from ds_distill.data.windows import question_windows
-from ds_distill.engine.predict import Bar, ModelRunner, best_of_each
+from ds_distill.engine.predict import ModelRunner, best_of_each
 from ds_distill.evaluation.answers import (
     Answer,
     AnswerPredictions,
@@ -26,7 +24,7 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
@@ -50,23 +48,17 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         """Two rows of each window; windows have unlike numbers of tokens."""
         return {"classes": self.settings.max_length, "ragged": True, "mask_variants": 1}
 
-    def predict(
-        self,
-        runner: ModelRunner,
-        collate: Collator,
-        examples: Examples,
-        models: Sequence[str],
-        batch_size: int,
-        bar: AbstractContextManager[Bar] | None = None,
-    ) -> dict[str, Answers]:
+    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, Answers]:
         def best(logits: torch.Tensor) -> torch.Tensor:
             return best_spans(logits, self.settings.max_answer_length)
 
-        assert examples.windows is not None
-        found = best_of_each(runner, collate, models, batch_size, best, bar)
+        windows = asked.examples.windows
+        assert windows is not None
+        how = asked.models, asked.batch_size
+        found = best_of_each(runner, asked.collate, *how, best, asked.bar)
         return {
             model: Answers(
-                ranked_answers(spans.numpy(), examples.windows),
+                ranked_answers(spans.numpy(), windows),
                 np.isfinite(spans.numpy()).all(axis=(1, 2)),
             )
             for model, spans in found.items()

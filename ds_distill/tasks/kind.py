@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +39,20 @@ Codec = Callable[[int], dict[str, Any] | None]
 
 Predictions = TypeVar("Predictions")
 """A model's predictions for the N examples of a split, as far as metrics need them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a runner's models are asked, and how."""
+
+    collate: Collator
+    examples: Examples
+    models: Sequence[str]
+    batch_size: int
+    """Examples per rank and forward pass."""
+    bar: AbstractContextManager[Bar] | None = None
+    words: Mapping[str, HiddenWordsCollator] = field(default_factory=dict)
+    """By model those that it is asked for besides, see `TaskKind.hidden_words`."""
 
 
 class TaskKind(ABC, Generic[Settings, Predictions]):
@@ -127,19 +142,8 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     # ---------------------------------------------------------------------- predictions, scores
 
     @abstractmethod
-    def predict(
-        self,
-        runner: ModelRunner,
-        collate: Collator,
-        examples: Examples,
-        models: Sequence[str],
-        batch_size: int,
-        bar: AbstractContextManager[Bar] | None = None,
-    ) -> dict[str, Predictions]:
-        """Predictions of a runner's models for all examples, on every rank.
-
-        batch_size: examples per rank and forward pass.
-        """
+    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, Predictions]:
+        """Predictions of a runner's models for all examples, on every rank."""
 
     def hidden_words(
         self,
@@ -156,16 +160,6 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         packed: the models that get packed views.
         """
         return {}
-
-    def with_words(
-        self,
-        runner: ModelRunner,
-        words: Mapping[str, HiddenWordsCollator],
-        predictions: Mapping[str, Predictions],
-        batch_size: int,
-    ) -> dict[str, Predictions]:
-        """Predictions with those of the words of `hidden_words`. Every rank must call this."""
-        return dict(predictions)
 
     @abstractmethod
     def finite(self, predictions: Predictions) -> torch.Tensor:

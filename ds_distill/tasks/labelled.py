@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import xxhash
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import (
-    Collator,
     Examples,
     RowsOf,
     text_rows,
@@ -25,7 +23,7 @@ from ds_distill.data.batches import (
 )
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.windows import word_windows
-from ds_distill.engine.predict import Bar, ModelRunner, predict_all
+from ds_distill.engine.predict import ModelRunner, predict_all
 from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt, label_doubt
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, NumberPredictions
@@ -37,7 +35,7 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.tags import IN_SPAN
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
 from ds_distill.types import LACKING
 
 
@@ -60,16 +58,9 @@ class LabelledKind(TaskKind[Any, np.ndarray]):
         known = None if label_map is None else label_map.classes
         return {"classes": len(self.labels if known is None else known), "known": known}
 
-    def predict(
-        self,
-        runner: ModelRunner,
-        collate: Collator,
-        examples: Examples,
-        models: Sequence[str],
-        batch_size: int,
-        bar: AbstractContextManager[Bar] | None = None,
-    ) -> dict[str, np.ndarray]:
-        outputs = predict_all(runner, collate, examples, models, batch_size, bar)
+    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, np.ndarray]:
+        how = asked.models, asked.batch_size, asked.bar
+        outputs = predict_all(runner, asked.collate, asked.examples, *how)
         count = len(self.labels)
         return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
 from ds_distill.data.word_pieces import rules_of_word_pieces
-from ds_distill.engine.predict import Bar, ModelRunner, score_tokens, score_words
+from ds_distill.engine.predict import ModelRunner, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.models.labels import LabelMap
@@ -27,7 +26,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.tasks import MaskedLM
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
@@ -59,17 +58,13 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             "mask_variants": self.settings.masking.variants,
         }
 
-    def predict(
-        self,
-        runner: ModelRunner,
-        collate: Collator,
-        examples: Examples,
-        models: Sequence[str],
-        batch_size: int,
-        bar: AbstractContextManager[Bar] | None = None,
-    ) -> dict[str, TokenScores]:
+    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, TokenScores]:
         """On the first mask variant, the same masked tokens for all models."""
-        return score_tokens(runner, collate, models, batch_size, bar)
+        words, how = asked.words, (asked.models, asked.batch_size)
+        found = score_tokens(runner, asked.collate, *how, asked.bar)
+        for name, losses in score_words(runner, words, asked.batch_size).items():
+            found[name] = replace(found[name], word_loss=losses, words=words[name].counts)
+        return found
 
     def hidden_words(
         self,
@@ -95,21 +90,6 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
                 tables[name], words, examples.keys, masks[name].mask_id, name in packed
             )
             for name, words in zip(tables, HiddenWords.common(found), strict=True)
-        }
-
-    def with_words(
-        self,
-        runner: ModelRunner,
-        words: Mapping[str, HiddenWordsCollator],
-        predictions: Mapping[str, TokenScores],
-        batch_size: int,
-    ) -> dict[str, TokenScores]:
-        losses = score_words(runner, words, batch_size)
-        return {
-            name: replace(of_model, word_loss=losses[name], words=words[name].counts)
-            if name in words
-            else of_model
-            for name, of_model in predictions.items()
         }
 
     def finite(self, predictions: TokenScores) -> torch.Tensor:
