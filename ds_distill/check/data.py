@@ -18,8 +18,8 @@ from ds_distill.check.labels import class_mistakes, label_notes, partial_mistake
 from ds_distill.check.predictions import Predictions
 from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
 from ds_distill.data.groups import Groups, strata_of, teacher_names
-from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, has_labels
+from ds_distill.data.tokenizer import share_cut
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,

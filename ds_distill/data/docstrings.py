@@ -24,11 +24,9 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, as_numpy, write_columns
-from ds_distill.data.examples import EXAMPLES
+from ds_distill.data.columns import BATCH, EXAMPLES, as_numpy, write_columns
 from ds_distill.data.places import key_of
-from ds_distill.data.sources import Progress, Source
-from ds_distill.data.splits import wrong_split
+from ds_distill.data.sources import Progress, Source, wrong_split
 from ds_distill.errors import UserError, did_you_mean, located
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
@@ -92,7 +90,7 @@ def parse_packages(task: Task) -> list[str]:
 def docstring_corpus(packages: list[str], folder: Path, progress: Progress | None = None) -> Path:
     """Extract the packages' docstrings once; later calls and other ranks reuse the file.
 
-    The result is an Arrow stream file in `folder` with the columns of `examples.EXAMPLES`
+    The result is an Arrow stream file in `folder` with the columns of `columns.EXAMPLES`
     (label: the package's position in `packages`), `group`, int64: a hash of the file's name, and
     `split`, int8: position in SHARES. Rows are sorted by split. The file's name is a hash of
     all it depends on: VERSION, the packages, and the names, sizes and times of their files.

@@ -10,14 +10,12 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data.columns import as_numpy, flat_lists
-from ds_distill.data.examples import QUESTIONS
+from ds_distill.data.columns import QUESTIONS, as_numpy, flat_lists
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import LabelNames, label_array
 from ds_distill.data.places import key_of
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Place, Progress, Source, has_labels, limited
-from ds_distill.data.splits import in_order
+from ds_distill.data.sources import Place, Progress, Source, has_labels, in_order, limited
 from ds_distill.data.tokenise import of_whole_example
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys

@@ -14,8 +14,7 @@ import numpy as np
 import xxhash
 
 from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, write_columns
-from ds_distill.data.examples import text_schema
+from ds_distill.data.columns import BATCH, text_schema, write_columns
 from ds_distill.keys import content_keys, hash_keys
 from ds_distill.recipe.data import Randomise
 

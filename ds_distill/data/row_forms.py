@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data import words
-from ds_distill.data.columns import BATCH, write_columns
-from ds_distill.data.examples import QUESTIONS, WORDS, text_schema
+from ds_distill.data.columns import BATCH, QUESTIONS, WORDS, text_schema, write_columns
 from ds_distill.data.groups import NAMED, named_columns
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
 from ds_distill.data.places import key_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.examples import keep_per_class
+from ds_distill.data.columns import keep_per_class
 from ds_distill.keys import uniform
 from ds_distill.recipe.phases import FineTune
 

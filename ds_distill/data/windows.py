@@ -177,7 +177,7 @@ def word_windows(
     """Each list of words, or question with its context, as windows of at most `max_length` tokens
     in every model's view.
 
-    examples: columns as of `examples.WORDS` or `examples.QUESTIONS`, and marks. file: where it is
+    examples: columns as of `columns.WORDS` or `columns.QUESTIONS`, and marks. file: where it is
         written.
 
     The result has what `WordCutter.windows` gives; keys, and `whole_hi` and `whole_lo`, the whole
@@ -302,7 +302,7 @@ def question_windows(
     """Each question with each window of its context: at most `max_length` tokens together, of which
     a question has no more than half.
 
-    examples: columns as of `examples.QUESTIONS`, and marks.
+    examples: columns as of `columns.QUESTIONS`, and marks.
     overlap: tokens that windows share, at most. file: where it is written.
 
     The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the

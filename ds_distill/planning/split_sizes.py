@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.lengths import example_lengths
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import chosen_examples
-from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.tokenizer import example_lengths, load_tokenizer
 from ds_distill.errors import UserError, did_you_mean, first_line
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import FineTune

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from unit.test_windows import check_all, dataset, real, tokens  # noqa: F401
 
-from ds_distill.data.lengths import share_cut
+from ds_distill.data.tokenizer import share_cut
 from ds_distill.data.windows import split_long
 
 

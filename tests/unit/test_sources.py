@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import any_letter, write
 
-from ds_distill.data import examples
 from ds_distill.data.built import build_once
+from ds_distill.data.columns import keep_per_class
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
@@ -231,7 +231,7 @@ def test_several_csv_files_are_open_at_once(tmp_path):
 def test_the_cap_does_not_depend_on_the_order(rows, count, random):
     def kept(rows: list, count: int) -> list:
         classes = np.array([label for label, _ in rows])
-        positions = examples.keep_per_class(classes, content_keys([t for _, t in rows]), count)
+        positions = keep_per_class(classes, content_keys([t for _, t in rows]), count)
         assert (np.diff(positions) > 0).all()
         return [rows[position] for position in positions]
 

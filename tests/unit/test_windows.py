@@ -16,8 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenize
 
 from ds_distill.data import lengths
 from ds_distill.data.groups import MARKS
-from ds_distill.data.lengths import share_cut
-from ds_distill.data.tokenizer import tokens_fingerprint
+from ds_distill.data.tokenizer import share_cut, tokens_fingerprint
 from ds_distill.data.windows import split_long
 from ds_distill.keys import content_keys
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ds_distill.data.readers.base import Reader
-from ds_distill.data.readers.conll import Conll, is_conll
 from ds_distill.data.readers.tables import HubSplit, Parquet
-from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
+from ds_distill.data.readers.text import Conll, Csv, JsonLines, TextLines, Tsv, is_conll
 from ds_distill.errors import UserError
 
 __all__ = ["SUFFIXES", "HubSplit", "Reader", "file_suffix", "open_file"]
