@@ -1,4 +1,6 @@
-"""From numbers of examples to batches."""
+"""From numbers of examples to batches, and the rows of these, which losses are of: examples, words,
+tokens of words, starts and ends of answers. Those of masked-LMs are in
+`ds_distill.data.masking`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of a split as arrays, and the files that they are read from.
+"""Columns of a split as arrays, the files that they are read from, and which examples a cap keeps.
 
 datasets' numpy format makes a Python object of each value, and every format gathers the rows of a
 selection one by one: either takes about a hundred times as long as what is here.

@@ -2,7 +2,9 @@
 
 Two examples are of one group where they have a mark in common, or where a chain of others joins
 them. The marks are the column that the recipe names (a document, a patient, a file of docstrings),
-and the text itself without case and white space: near-copies are one group always.
+and the text itself without case and white space: near-copies are one group always. And what else
+the data name beside an example: the teacher that the routing policy `column` follows, and an id, by
+which a teacher's file of predictions may say what it is of.
 """
 
 from __future__ import annotations
@@ -156,11 +158,6 @@ def plain_text(text: str | list[str]) -> str:
     return " ".join(folded.split()) or text
 
 
-def hashed_groups(keys: np.ndarray) -> np.ndarray:
-    """Marks of named groups, int64 [N], by the content keys of their names, int64 [N, 2]."""
-    return hash_keys(keys, _MARK)
-
-
 # ------------------------------------------------------------------------------- into parts
 
 
@@ -252,7 +249,7 @@ def named_columns(key: str, names: list[str | None]) -> list[pa.Array]:
     if key == "teacher":
         return [pa.array(names, pa.string())]
     keys = content_keys([name or "" for name in names])
-    columns = [hashed_groups(keys)] if key == "group" else [keys[:, 0], keys[:, 1]]
+    columns = [hash_keys(keys, _MARK)] if key == "group" else [keys[:, 0], keys[:, 1]]
     nothing = np.array([name is None for name in names])
     return [pa.array(column, mask=nothing) for column in columns]
 

@@ -1,4 +1,5 @@
-"""Load tokenizers, and tell which of them are alike. Imports no torch."""
+"""Load tokenizers, tell which of them are alike, and how many tokens texts have. Imports no
+torch."""
 
 from __future__ import annotations
 
