@@ -1,5 +1,5 @@
-"""Masked-LM batches: the masks are a function of (seed, epoch, example key). And whole words that are
-hidden of a text, the same ones whatever WordPiece vocabulary cuts them."""
+"""Masked-LM batches: the masks are a function of (seed, epoch, example key). And whole words
+that are hidden of a text, the same ones whatever WordPiece vocabulary cuts them."""
 
 from __future__ import annotations
 
