@@ -78,9 +78,9 @@ class RowForm(ABC):
         """Of the examples. labels: none where the file has no column of them. unordered: as of
         `LabelIds`."""
 
-    @abstractmethod
     def fields(self, row: Row, location: str) -> list[Any]:
         """What its content key is made of. Raises UserError for a row without it."""
+        return [text_of(row, name, location) for name in self.key_columns.values()]
 
     @abstractmethod
     def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
@@ -167,9 +167,6 @@ class TextRows(RowForm):
             key = key_of(self.task, "labels")
             self.labels_are = ("label", "one", f" -1 is none where {key} does not name it.")
         return text_schema(self.columns.text_b is not None, self._labels and self._labels.type)
-
-    def fields(self, row: Row, location: str) -> list[str]:
-        return [text_of(row, name, location) for name in self.key_columns.values()]
 
     def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
         texts = [
@@ -336,9 +333,6 @@ class QuestionRows(RowForm):
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         return QUESTIONS
-
-    def fields(self, row: Row, location: str) -> list[str]:
-        return [text_of(row, name, location) for name in self.key_columns.values()]
 
     def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
         found = [self._example(row, location) for location, row in rows]
