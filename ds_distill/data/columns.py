@@ -6,7 +6,7 @@ selection one by one: either takes about a hundred times as long as what is here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,49 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
+from ds_distill.errors import UserError
+from ds_distill.files import new_file
 from ds_distill.keys import hash_keys
 from ds_distill.process.activity import mark
+
+
+def build_once(target: Path, write: Callable[[Path], None]) -> Path:
+    """Create a file with `write(temporary path)` unless it exists; returns `target`.
+
+    Of several processes one writes and the others wait. The file appears complete or not at all.
+
+    Raises UserError when the folder cannot be written or its disk is full.
+    """
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(FileLock(f"{target}.lock")):
+            if not target.exists():
+                with new_file(target) as temporary:
+                    write(temporary)
+    except OSError as error:
+        raise UserError(
+            f"{target.parent}: converted data cannot be written here: "
+            f"{error.strerror or error}. Free some space, or set HF_DATASETS_CACHE to a folder "
+            "that can be written."
+        ) from error
+    return target
+
+
+def _locked(lock: FileLock) -> AcquireReturnProxy:
+    """Take a lock that ends with the process that has it; a long wait is announced."""
+    try:
+        return lock.acquire(timeout=5)
+    except Timeout:
+        print(f"Waiting for another process that writes {lock.lock_file[:-5]} ...", flush=True)
+        return lock.acquire()
+
+
+# ----------------------------------------------------------------------------------------- columns
+
 
 BATCH = 10_000
 """Rows that are converted at once."""

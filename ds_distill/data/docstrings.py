@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, EXAMPLES, as_numpy, write_columns
+from ds_distill.data.columns import BATCH, EXAMPLES, as_numpy, build_once, write_columns
 from ds_distill.data.places import key_of
 from ds_distill.data.sources import Progress, Source, wrong_split
 from ds_distill.errors import UserError, did_you_mean, located

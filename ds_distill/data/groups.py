@@ -24,8 +24,7 @@ import xxhash
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, arrow_column, as_numpy, write_columns
+from ds_distill.data.columns import BATCH, arrow_column, as_numpy, build_once, write_columns
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, name_id, numbered_keys
 
 VERSION = 2

@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, arrow_column, as_numpy
+from ds_distill.data.columns import BATCH, arrow_column, as_numpy, build_once
 from ds_distill.data.groups import ID
 from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
 from ds_distill.data.readers import Reader, open_file

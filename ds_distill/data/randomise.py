@@ -13,8 +13,7 @@ import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, text_schema, write_columns
+from ds_distill.data.columns import BATCH, build_once, text_schema, write_columns
 from ds_distill.keys import content_keys, hash_keys
 from ds_distill.recipe.data import Randomise
 

@@ -19,8 +19,7 @@ import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import BATCH, as_numpy, example_keys, keep_per_class
+from ds_distill.data.columns import BATCH, as_numpy, build_once, example_keys, keep_per_class
 from ds_distill.data.groups import ID, MARKS, NAMED, TEACHER, with_marks
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.places import key_of, labels_named

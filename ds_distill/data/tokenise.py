@@ -112,7 +112,7 @@ def _mapped(schema: pa.Schema, tables: Iterable[pa.Table], file: Path) -> datase
     return datasets.Dataset.from_file(str(file))
 
 
-# -------------------------------------------------------------------------------- tables of tokens
+# -------------------------------------------------------------------------------- tokens
 
 
 def tokenise(

@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import any_letter, write
 
-from ds_distill.data.built import build_once
-from ds_distill.data.columns import keep_per_class
+from ds_distill.data.columns import build_once, keep_per_class
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError

@@ -14,7 +14,7 @@ import torch
 
 import ds_distill
 from ds_distill.cache.index import write_index
-from ds_distill.data.built import build_once
+from ds_distill.data.columns import build_once
 from ds_distill.files import new_folder, write_json
 from ds_distill.routing import ExpertiseTable, Fitted
 from ds_distill.routing.gate import Gate
