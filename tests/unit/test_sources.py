@@ -347,7 +347,7 @@ def test_a_file_is_converted_again_only_where_it_or_the_labels_changed(tmp_path,
     path = texts(tmp_path / "a.jsonl")
     first = read(task(path))
     with monkeypatch.context() as patch:
-        patch.setattr("ds_distill.data.row_forms.RowForm.begin", None)
+        patch.setattr("ds_distill.data.row_forms.TextRows.begin", None)
         again = read(task(path))
     assert again._fingerprint == first._fingerprint  # so `map` finds its own cache too
     assert first.cache_files[0]["filename"].startswith(str(tmp_path / "cache"))

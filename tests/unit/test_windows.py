@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from toys import make_tiny_bert
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer, T5Tokenizer
 
-from ds_distill.data import lengths
+from ds_distill.data import tokenizer as data_tokenizer
 from ds_distill.data.groups import MARKS
 from ds_distill.data.tokenizer import share_cut, tokens_fingerprint
 from ds_distill.data.windows import split_long
@@ -198,7 +198,7 @@ def test_the_share_that_is_cut(small):
 def test_the_share_is_of_a_sample_of_many_texts(small, monkeypatch):
     many = ["a " * length for length in range(1, 40)]
     full = share_cut(dataset(many), small, 8)
-    monkeypatch.setattr(lengths, "SAMPLE", 20)
+    monkeypatch.setattr(data_tokenizer, "SAMPLE", 20)
     sampled = share_cut(dataset(many), small, 8)
     assert sampled == share_cut(dataset(many[::-1]), small, 8)
     assert sampled != full and abs(sampled - full) < 0.2
@@ -210,16 +210,16 @@ def test_of_a_very_long_text_the_beginning_is_tokenised(small, monkeypatch):
     data = dataset([text, "a cat"])
     whole = len(small(text, verbose=False)["input_ids"]) + 4
     read: list[int] = []
-    counted = lengths.token_lengths
+    counted = data_tokenizer.token_lengths
 
     def counting(tokenizer, texts, *rest):
         read.extend(map(len, texts))
         return counted(tokenizer, texts, *rest)
 
-    monkeypatch.setattr(lengths, "token_lengths", counting)
+    monkeypatch.setattr(data_tokenizer, "token_lengths", counting)
     wanted = 1 - (128 + 4) / whole
     assert share_cut(data, small, 128) == pytest.approx(wanted, abs=1e-3)
-    assert max(read) <= lengths.BEGINNING
+    assert max(read) <= data_tokenizer.BEGINNING
 
 
 def test_a_long_word_is_cut_inside(small):
