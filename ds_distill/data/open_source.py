@@ -145,7 +145,7 @@ class CombinedSource(Source):
 
     def no_labels(self, split: str) -> UserError:
         if split in self._others:
-            return self._others[split][0].no_labels()
+            return self._others[split][0].no_labels(split)
         return self._own.no_labels(split if split in self._own.splits else self._own.splits[0])
 
     def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
@@ -284,11 +284,13 @@ class _Other:
             return {}
         return self._source.locations("train", keys)
 
-    def no_labels(self) -> UserError:
+    def no_labels(self, split: str) -> UserError:
+        """split: what the task calls it."""
         if self._labelled:
             return self._source.no_labels("train")
         return UserError(
-            "so the split has no labels, and they are needed here. Choose a split with labels.",
+            f"so split {split!r} has no labels, and they are needed here. Choose a split with "
+            "labels.",
             at=f"{self._key}.{'labels=none' if self._split.randomise is None else 'randomise'}",
         )
 

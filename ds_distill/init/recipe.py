@@ -17,8 +17,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.data.labels import as_list
 from ds_distill.data.readers import Reader, open_file
-from ds_distill.data.sources import open_files
-from ds_distill.data.splits import USUAL_NAMES, folder_splits
+from ds_distill.data.sources import USUAL_NAMES, folder_splits, open_files
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError
 from ds_distill.init import DEFAULT_TEACHER
