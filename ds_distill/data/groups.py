@@ -243,6 +243,13 @@ NAMED = {"group": ("group",), "teacher": (TEACHER,), "id": ID}
 """By key of `task.data.columns`: the columns that are made of the names that stand there."""
 
 
+def of_whole_example(examples: datasets.Dataset) -> dict[str, datasets.Value]:
+    """The columns that a window has as its whole example has them, with their types."""
+    types = {**dict.fromkeys(MARKS, "int64"), TEACHER: "string"}
+    there = {*examples.column_names}
+    return {name: datasets.Value(kind) for name, kind in types.items() if name in there}
+
+
 def named_columns(key: str, names: list[str | None]) -> list[pa.Array]:
     """The columns `NAMED` of a key, of the names of some examples, None where one has none."""
     if key == "teacher":

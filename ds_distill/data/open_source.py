@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data.columns import QUESTIONS, as_numpy, flat_lists
-from ds_distill.data.groups import Groups, with_marks
+from ds_distill.data.groups import Groups, of_whole_example, with_marks
 from ds_distill.data.labels import LabelNames, label_array
 from ds_distill.data.places import key_of
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Place, Progress, Source, has_labels, in_order, limited
-from ds_distill.data.tokenise import of_whole_example
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
 from ds_distill.recipe.data import Folds, SplitFrom

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.groups import MARKS, TEACHER
 from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.word_tokens import NO_WORDS, Views, WordTokens
 from ds_distill.files import new_file
@@ -57,13 +56,6 @@ def by_tokens(
 ) -> dict[str, PreTrainedTokenizerBase]:
     """By fingerprint, of those with the same tokens one."""
     return {tokens_fingerprint(tokenizer): tokenizer for tokenizer in tokenizers}
-
-
-def of_whole_example(examples: datasets.Dataset) -> dict[str, datasets.Value]:
-    """The columns that a window has as its whole example has them, with their types."""
-    types = {**dict.fromkeys(MARKS, "int64"), TEACHER: "string"}
-    there = {*examples.column_names}
-    return {name: datasets.Value(kind) for name, kind in types.items() if name in there}
 
 
 def made_of(

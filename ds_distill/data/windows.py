@@ -18,12 +18,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.columns import as_numpy
+from ds_distill.data.groups import of_whole_example
 from ds_distill.data.tokenise import (
     KEYS,
     by_tokens,
     lists_of,
     made_of,
-    of_whole_example,
     token_features,
     with_keys,
 )
