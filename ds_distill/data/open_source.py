@@ -15,7 +15,7 @@ from ds_distill.data.groups import Groups, of_whole_example, with_marks
 from ds_distill.data.labels import LabelNames, label_array
 from ds_distill.data.places import key_of
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Place, Progress, Source, has_labels, in_order, limited
+from ds_distill.data.sources import ContentKey, Progress, Source, has_labels, in_order, limited
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
 from ds_distill.recipe.data import Folds, SplitFrom
@@ -147,10 +147,10 @@ class CombinedSource(Source):
             return self._others[split][0].no_labels(split)
         return self._own.no_labels(split if split in self._own.splits else self._own.splits[0])
 
-    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
+    def locations(self, split: str, keys: Set[ContentKey]) -> dict[ContentKey, str]:
         folds = self.task.data.folds
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
-        places: dict[Place, str] = {}
+        places: dict[ContentKey, str] = {}
         for name in whole:
             if name not in self._others:
                 places = self._own.locations(name, keys) | places
@@ -278,7 +278,7 @@ class _Other:
         data = _with_labels(data, ours)
         return data if len(used) == len(data) else data.select(used)
 
-    def locations(self, keys: Set[Place]) -> dict[Place, str]:
+    def locations(self, keys: Set[ContentKey]) -> dict[ContentKey, str]:
         if self._split.randomise is not None:
             return {}
         return self._source.locations("train", keys)
@@ -310,7 +310,7 @@ class _Other:
         places = map(LabelNames([*mapping]).find, theirs)
         return np.array([_UNKNOWN if at is None else numbers[at] for at in places], np.int64)
 
-    def _unknown_label(self, key: Place, label: str) -> UserError:
+    def _unknown_label(self, key: ContentKey, label: str) -> UserError:
         location = self._source.locations("train", {key}).get(key, self._split.path)
         why = f"not in {self._key}.labels"
         if self._split.labels is None:

@@ -11,11 +11,13 @@ def key_of(task: Task, key: str) -> str:
     """A key of a task, `data.path`, as the recipe has it: `task.data.path`; of one of several tasks
     `tasks.NAME.data.path`; of one that reads a split from other data, which it knows as train,
     `task.data.splits.NAME.path`."""
-    place = task.location
-    if key == "type" or _SPLITS not in place:
-        return f"{place.partition(_SPLITS)[0]}.{key}"
+    location = task.location
+    if key == "type" or _SPLITS not in location:
+        return f"{location.partition(_SPLITS)[0]}.{key}"
     return (
-        f"{place}.split" if key == "data.splits.train" else f"{place}.{key.removeprefix('data.')}"
+        f"{location}.split"
+        if key == "data.splits.train"
+        else f"{location}.{key.removeprefix('data.')}"
     )
 
 

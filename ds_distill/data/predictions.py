@@ -28,7 +28,7 @@ from ds_distill.data.labels import LabelIds, LabelNames, LabelSets, Numbers
 from ds_distill.data.readers import Reader, open_file
 from ds_distill.data.readers.base import check_text, kind_of
 from ds_distill.data.row_forms import ROW_FORMS, WordRows
-from ds_distill.data.sources import Place, Source
+from ds_distill.data.sources import ContentKey, Source
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import among_keys, content_keys, find_keys, sorted_keys
 from ds_distill.process.activity import mark
@@ -216,7 +216,7 @@ class ExamplesById:
             both = same[unlike[0]], ordered[unlike[0]]
             keys, places = (
                 {(int(row[2]), int(row[3])) for row in both},
-                dict[Place, str](),
+                dict[ContentKey, str](),
             )
             for split in splits:
                 places = source.locations(split, keys) | places

@@ -31,7 +31,7 @@ from ds_distill.recipe.tasks import Task
 Progress = Callable[[int, int], None]
 """Called as (files read, files in all)."""
 
-Place = tuple[int, int]
+ContentKey = tuple[int, int]
 """A content key."""
 
 _SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
@@ -147,7 +147,7 @@ class Source(ABC):
             raise self.no_labels(split)
         return classes
 
-    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
+    def locations(self, split: str, keys: Set[ContentKey]) -> dict[ContentKey, str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
         first of those with the same text, and none where that cannot be determined."""
         return {}
@@ -267,8 +267,8 @@ class ReaderSource(Source):
             raise self._missing_column(form, key, column)
         return False
 
-    def locations(self, split: str, keys: Set[Place]) -> dict[Place, str]:
-        places: dict[Place, str] = {}
+    def locations(self, split: str, keys: Set[ContentKey]) -> dict[ContentKey, str]:
+        places: dict[ContentKey, str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
             form = self._form(split)
             rows = form.reader.rows([*form.key_columns.values()])
