@@ -14,11 +14,7 @@ def key_of(task: Task, key: str) -> str:
     location = task.location
     if key == "type" or _SPLITS not in location:
         return f"{location.partition(_SPLITS)[0]}.{key}"
-    return (
-        f"{location}.split"
-        if key == "data.splits.train"
-        else f"{location}.{key.removeprefix('data.')}"
-    )
+    return f"{location}.{'split' if key == 'data.splits.train' else key.removeprefix('data.')}"
 
 
 def labels_named(task: Task) -> str:
