@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,34 +17,37 @@ from torch import nn
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+ALIGNED = 16
+"""Numbers: a GPU's matrix products are slow on weights that begin within 16 bytes. What lies
+between two weights is 0, and stays so."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Weights whose numbers lie end to end."""
+    """Weights whose numbers lie in one tensor."""
 
     weights: Sequence[nn.Parameter]
     here: torch.Tensor
-    """[numel], in the model's dtype: the weights are views of it."""
+    """In the model's dtype: the weights are views of it."""
     master: torch.Tensor
-    """float32 [numel], which AdamW updates: itself in fp32, else a copy."""
+    """In float32, which AdamW updates: itself in fp32, else a copy."""
     gradient: torch.Tensor
-    """float32 [numel]."""
+    """In float32."""
     gradients: Sequence[torch.Tensor]
     """Views of it, one a weight."""
 
     @staticmethod
     def of(weights: Sequence[nn.Parameter]) -> _Group:
-        here = torch.cat([weight.detach().flatten() for weight in weights])
-        for weight, view in zip(weights, _views(here, weights), strict=True):
+        first = weights[0]
+        *_, (_, last) = _parts(weights)
+        here = torch.zeros(last.stop, dtype=first.dtype, device=first.device)
+        for weight, part in _parts(weights):
+            view = here[part].view_as(weight)
+            view.copy_(weight.detach())
             weight.data = view
         gradient = torch.zeros_like(here, dtype=torch.float32)
-        return _Group(weights, here, here.float(), gradient, _views(gradient, weights))
-
-    def parts(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Where each weight's numbers are."""
-        ends = accumulate(weight.numel() for weight in self.weights)
-        for weight, end in zip(self.weights, ends, strict=True):
-            yield weight, slice(end - weight.numel(), end)
+        gradients = [gradient[part].view_as(weight) for weight, part in _parts(weights)]
+        return _Group(weights, here, here.float(), gradient, gradients)
 
     def take_gradients(self) -> None:
         """A weight that a loss reaches on no path has one of 0, with which AdamW decays it as it
@@ -62,9 +64,12 @@ class _Group:
         self.master.grad = self.gradient
 
 
-def _views(flat: torch.Tensor, weights: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    parts = flat.split([weight.numel() for weight in weights])
-    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+def _parts(weights: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, slice]]:
+    """Where each weight's numbers are, each at a multiple of ALIGNED."""
+    start = 0
+    for weight in weights:
+        yield weight, slice(start, start + weight.numel())
+        start += -(-weight.numel() // ALIGNED) * ALIGNED
 
 
 class FlatAdamW:
@@ -90,7 +95,9 @@ class FlatAdamW:
             own["params"] = [group.master]
         adamw.state.clear()
         self._places = {
-            weight: (group, part) for group in self._groups for weight, part in group.parts()
+            weight: (group, part)
+            for group in self._groups
+            for weight, part in _parts(group.weights)
         }
         self.overflow = False
         """Whether the last step was skipped."""
