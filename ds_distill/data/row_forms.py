@@ -229,14 +229,10 @@ class WordRows(RowForm):
         return words.word_keys([of_row for [of_row] in fields])
 
     def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
-        lists = [self._words_in(row, location) for location, row in rows]
-        found = [self._tags(row, location) for location, row in rows]
-        untagged = (([-1] * len(of_row), 0) for of_row in lists)
-        of_rows = [own or other for own, other in zip(found, untagged, strict=True)]
-        tags, widened = map(list, zip(*of_rows, strict=True))
+        found = (self._example(row, location) for location, row in rows)
+        labelled, lists, tags, widened = map(list, zip(*found, strict=True))
         keys = words.word_keys(lists)
-        columns = [lists, tags, keys[:, 0], keys[:, 1], widened]
-        return [own is not None for own in found], columns
+        return labelled, [lists, tags, keys[:, 0], keys[:, 1], widened]
 
     def convert(self, *given: Any, **more: Any) -> None:
         super().convert(*given, **more)
@@ -273,18 +269,17 @@ class WordRows(RowForm):
                 check_text(word, f"{location}: word {number} of {name!r}")
         return found
 
-    def _tags(self, row: Row, location: str) -> tuple[list[int], int] | None:
-        """The class ids of a row's words, and how many of its spans have more than they say; None
-        where it has no tags."""
-        column, widened = self.label_column, 0
-        value, count = row.get(column), len(row[self.words])
+    def _example(self, row: Row, location: str) -> tuple[bool, list[str], list[int], int]:
+        """Whether a row has tags, its words, their class ids, and how many of its spans have more
+        than they say."""
+        own, column, widened = self._words_in(row, location), self.label_column, 0
+        value, count = row.get(column), len(own)
         if self._ids is None or value is None:
-            return None
+            return False, own, [-1] * count, 0
         if self.in_text:
             places = words.words_of(row[self.words])
             value, lost, widened = tagged(self._spans(row, value, column, location), places)
             self._lost += [(location, *one) for one in lost]
-            count = len(places)
         if not isinstance(value, list) or len(value) != count:
             got = f"{len(value)} of them" if isinstance(value, list) else kind_of(value)
             raise UserError(
@@ -297,7 +292,7 @@ class WordRows(RowForm):
                 f"{location}: word {tags.index(-1)} has no tag in {column!r}. Give each word of "
                 "a row a tag, or write null in place of the whole list."
             )
-        return tags, widened
+        return True, own, tags, widened
 
     @staticmethod
     def _refuse_lost(lost: Sequence[tuple[str, Span, str]], column: str) -> None:
