@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ds_distill.cache.reader import CacheReader
     from ds_distill.check.check import check_all as check_recipe
     from ds_distill.errors import UserError
-    from ds_distill.evaluation.classifier import evaluate
+    from ds_distill.evaluation.scores import evaluate
     from ds_distill.keys import content_keys
     from ds_distill.losses import (
         KL,

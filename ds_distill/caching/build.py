@@ -20,7 +20,7 @@ from ds_distill.data.schedule import TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.process.activity import mark
-from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals
+from ds_distill.run.inference import DAMAGED, NotFiniteSignals
 from ds_distill.types import Batch, Signals
 
 Claim = Callable[[], list[int | None] | None]

@@ -340,7 +340,7 @@ def profile(
     Of a run, whose folder is in place of RECIPE: size, latency, throughput and score of teachers
     and students.
     """
-    from ds_distill.reporting.figure_files import check_figure
+    from ds_distill.reporting.figures import check_figure
 
     if figure is not None:
         check_figure(figure)
@@ -367,7 +367,7 @@ def _trainings(
     from ds_distill.profiling.shorten import shortening, total_steps
     from ds_distill.profiling.table import trainings_text
     from ds_distill.profiling.trainings import profile_trainings
-    from ds_distill.run.environment import describe_environment
+    from ds_distill.run.inputs import describe_environment
 
     splits = {task: source.splits for task, source in open_sources(whole).items()}
     short = given.load(more=shortening(whole, steps, splits))
@@ -398,7 +398,7 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     from ds_distill.profiling.charts import plot_models
     from ds_distill.profiling.models import profile_models
     from ds_distill.profiling.table import models_text
-    from ds_distill.run.environment import describe_environment
+    from ds_distill.run.inputs import describe_environment
 
     found = profile_models(run, partial(say, error=True))
     say("\n" + models_text(found), end="")

@@ -133,7 +133,7 @@ def export(
 
     check_installed()
     from ds_distill.export.student import RECORD, export_student
-    from ds_distill.reporting.export_table import export_table
+    from ds_distill.reporting.result_tables import export_table
 
     target = output or model / "onnx"
     found = export_student(
@@ -248,7 +248,7 @@ def report(
         if len(tables) == 1
         else ["The runs were judged on different examples, tasks or metrics: a table for each."]
     )
-    write_text(output, page("Runs side by side", sentences, tables))
+    write_text(output, page("Runs side by side", sentences, tables).html())
     say(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")
 
 

@@ -49,7 +49,7 @@ def sweep(
     a later phase alone. A setting is chosen on the examples that choose epochs, not on those that
     judge. With several seeds, seed=1,2,3, scores have an interval.
     """
-    from ds_distill.sweep.grid import variants
+    from ds_distill.sweep.runs import variants
 
     fixed, found = variants(settings or [])
     given = Given(recipe, fixed, small)
@@ -60,7 +60,7 @@ def sweep(
     runs = runs_of(recipe, fixed, found, small, path)
     check_folder(path, resume=resume)
     quiet_libraries()
-    from ds_distill.sweep.publish import write_sweep
+    from ds_distill.sweep.tables import write_sweep
 
     first, *others = runs
     recipes = {" ".join(run.variant.overrides): run.recipe for run in others}
@@ -114,7 +114,7 @@ def suite(
     path = folder or Path("runs") / loaded.name
     check_folder(path, resume=resume)
     quiet_libraries()
-    from ds_distill.sweep.publish import write_suite
+    from ds_distill.sweep.tables import write_suite
 
     given = checkpoints_of(references)
     if reference is not None and reference not in given:
@@ -152,9 +152,8 @@ def run_sweep(
     recipes, chooses: as of `check_runs`.
     """
     from ds_distill.process.machine import visible_gpus
-    from ds_distill.sweep.check import check_runs
     from ds_distill.sweep.run_processes import Pool, launches_at_once
-    from ds_distill.sweep.sweep import Sweep
+    from ds_distill.sweep.sweep import Sweep, check_runs
 
     asked = Sweep(path, runs)
     if how.num_gpus is not None:

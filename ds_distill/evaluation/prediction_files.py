@@ -20,10 +20,10 @@ from ds_distill.evaluation.predictions import (
     LabelPredictions,
     NumberPredictions,
     Predictions,
+    SpanPredictions,
+    TagPredictions,
     TokenScores,
 )
-from ds_distill.evaluation.spans import SpanPredictions
-from ds_distill.evaluation.words import TagPredictions
 from ds_distill.files import new_file
 from ds_distill.recipe.metrics.metric import Over
 

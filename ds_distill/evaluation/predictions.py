@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.special import expit, logsumexp, softmax
+from seqeval.metrics.sequence_labeling import get_entities
+from seqeval.scheme import IOB2, Entities
 
+from ds_distill.data.words import Words
 from ds_distill.errors import UserError
+from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.classes import bin_of
+from ds_distill.recipe.metrics.metric import f1
+from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, are_entities, entity_types, type_of
 
 DENSE_CLASSES = 100
 """With more classes a report has the confusion matrix's counts that are not 0 alone."""
@@ -269,3 +275,284 @@ def reliability(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any
         }
         for here in (bins == number for number in np.unique(bins))
     ]
+
+
+Entity = tuple[str, int, int]
+"""Type, first word and last word, in its example."""
+
+
+@dataclass(frozen=True)
+class TagPredictions(Predictions):
+    """Of N labelled lists of words with one of C tags each."""
+
+    logits: np.ndarray
+    """float [R, C]. Those of words that do not count are not read."""
+    labels: np.ndarray
+    """int64 [R], 0 or more."""
+    words: Words
+    tags: Sequence[str]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        words = {"offsets": self.words.offsets, "counted": self.words.counted}
+        return {"logits": self.logits, "labels": self.labels, **words}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
+        words = Words(arrays["offsets"], arrays["counted"])
+        return cls(arrays["logits"], arrays["labels"], words, list(labels))
+
+    def __len__(self) -> int:
+        """N: examples are resampled whole, because the words of one are not independent."""
+        return len(self.words)
+
+    def numbers(self) -> dict[str, int]:
+        without_token = int((~self.words.counted).sum())
+        words = {"words": len(self.labels), "words_without_token": without_token}
+        return {"examples": len(self), **words}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "per_class": self.per_class(names),
+            "class_counts": self.class_counts(names),
+            **self.of_confidence(),
+        }
+
+    def of_confidence(self) -> dict[str, Any]:
+        """Of the words that count."""
+        counted = self.words.counted
+        right = (self.predicted == self.labels)[counted]
+        return {"reliability": reliability(self.confidence[counted], right)}
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """int64 [R]: the tag with the largest logit. A word that does not count is predicted O; -1
+        where there is no such tag."""
+        otherwise = self.tags.index(OUTSIDE) if OUTSIDE in self.tags else -1
+        return np.where(self.words.counted, self.logits.argmax(axis=1), otherwise)
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """float64 [R]: the probability of that tag; 1 of a word that does not count."""
+        likeliest = softmax(self.logits.astype(np.float64), axis=1).max(axis=1)
+        return np.where(self.words.counted, likeliest, 1.0)
+
+    @cached_property
+    def types(self) -> list[str]:
+        """The T entity types; of tags that are none of entities, the tags but O."""
+        return entity_types(self.tags)
+
+    def of_examples(self, values: np.ndarray) -> np.ndarray:
+        """The sums of the words' values, [R] or [R, K], over each example: float64 [N, ...]."""
+        summed = np.zeros((len(self), *values.shape[1:]))
+        np.add.at(summed, self.words.examples, values)
+        return summed
+
+    def right_counts(self) -> np.ndarray:
+        """How many words are right, and how many there are: float64 [N, 2]."""
+        right = self.predicted == self.labels
+        return self.of_examples(np.stack([right, np.ones_like(right)], axis=1))
+
+    def word_counts(self) -> np.ndarray:
+        """How many words of each type are right (of it and predicted to be), predicted, there:
+        float64 [N, 3, T]."""
+        numbers = {name: number for number, name in enumerate(self.types)}
+        of_tag = np.array([numbers.get(type_of(tag), -1) for tag in self.tags] + [-1])
+        of_type = np.arange(len(self.types))
+        predicted = of_tag[self.predicted][:, None] == of_type
+        there = of_tag[self.labels][:, None] == of_type
+        return self.of_examples(np.stack([predicted & there, predicted, there], axis=1))
+
+    def entity_counts(self, *, strict: bool) -> np.ndarray:
+        """How many entities of each type are right (type and both ends), predicted, there: float64
+        [N, 3, T]; see `entities`."""
+        numbers = {name: number for number, name in enumerate(self.types)}
+        counts = np.zeros((len(self), 3, len(self.types)))
+        found = (self._entities(values, strict) for values in (self.predicted, self.labels))
+        pairs = marked("counts entities", zip(*found, strict=True))
+        for example, (predicted, there) in enumerate(pairs):
+            for sort, some in enumerate((predicted & there, predicted, there)):
+                for entity in some:
+                    counts[example, sort, numbers[entity[0]]] += 1
+        return counts
+
+    def _entities(self, tags: np.ndarray, strict: bool) -> list[set[Entity]]:
+        names = np.array([*self.tags, OUTSIDE], dtype=object)[tags]  # -1 is the last one
+        of_examples = np.split(names, self.words.offsets[1:-1])
+        return entities([tags.tolist() for tags in of_examples], strict=strict)
+
+    @cached_property
+    def type_counts(self) -> np.ndarray:
+        """How many entities of each type are right, predicted, there: float64 [3, T]; of tags that
+        are none of entities, words."""
+        of_entities = are_entities(self.tags)
+        each = self.entity_counts(strict=False) if of_entities else self.word_counts()
+        found: np.ndarray = each.sum(axis=0)
+        return found
+
+    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+        """The F1 of the entities of each type; None of one that is not there. Of tags that are none
+        of entities, the F1 of the words with each tag."""
+        values = f1(*self.type_counts)
+        return {
+            name: float(values[number]) if self.type_counts[2, number] else None
+            for number, name in enumerate(self.types)
+        }
+
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """`type_counts` by type."""
+        return dict(zip(self.types, self.type_counts.T.astype(int).tolist(), strict=True))
+
+
+def entities(examples: Sequence[list[str]], *, strict: bool) -> list[set[Entity]]:
+    """The entities of each example's tags, by seqeval.
+
+    strict: an entity begins with B- (IOB2). Else an I- without one before it begins one too, as
+        with conlleval.
+    """
+    if strict:
+        found = Entities(list(examples), IOB2).entities
+        return [{(e.tag, e.start, e.end - 1) for e in of_one} for of_one in found]
+    return [set(get_entities(tags)) for tags in examples]
+
+
+@dataclass(frozen=True)
+class SpanPredictions(TagPredictions):
+    """Of Q labelled questions, of whose contexts each word is predicted to be in an answer or not.
+    A predicted span is a run of such words, from the first one's first character to the last one's
+    last. A word that counts in no window is predicted to be in none."""
+
+    spans_of_words: np.ndarray
+    """int64 [R, 2]: first character and end of each word, in its context."""
+    answers: np.ndarray
+    """int64 [A, 3]: the right answers: question, first character, end. They may overlap."""
+    windows: int
+    """In which the contexts were read."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        own = {"spans": self.spans_of_words, "answers": self.answers}
+        return {**super().arrays(), **own, "windows": np.array([self.windows])}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
+        words = Words(arrays["offsets"], arrays["counted"])
+        own = arrays["spans"], arrays["answers"], arrays["windows"].item()
+        return cls(arrays["logits"], arrays["labels"], words, list(labels), *own)
+
+    def numbers(self) -> dict[str, int]:
+        return {**super().numbers(), "windows": self.windows}
+
+    def details(self, names: Sequence[str]) -> dict[str, Any]:
+        return self.of_confidence()
+
+    @cached_property
+    def spans(self) -> np.ndarray:
+        """What is predicted: question, first character, end: int64 [P, 3], in their order."""
+        rows = np.flatnonzero(self.predicted == self.tags.index(IN_SPAN))
+        question = self.words.examples[rows]
+        goes_on = (np.diff(question) == 0) & (np.diff(rows) == 1)
+        begins = np.concatenate([[True], ~goes_on])[: len(rows)]
+        ends = np.concatenate([~goes_on, [True]])[-len(rows) :] if len(rows) else begins
+        characters = self.spans_of_words[rows]
+        return np.stack([question[begins], characters[begins, 0], characters[ends, 1]], axis=1)
+
+    @cached_property
+    def right_spans(self) -> np.ndarray:
+        """The right answers, each once."""
+        return np.unique(self.answers, axis=0)
+
+    @cached_property
+    def character_counts(self) -> np.ndarray:
+        """How many characters of each context are right (in an answer and in a predicted span),
+        predicted, there: float64 [Q, 3]. A character counts once, however many spans it is in."""
+        lengths = np.zeros(len(self), dtype=np.int64)
+        for spans in (self.spans, self.right_spans):
+            np.maximum.at(lengths, spans[:, 0], spans[:, 2])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        predicted, there = (_covered(spans, offsets) for spans in (self.spans, self.right_spans))
+        of_question = np.repeat(np.arange(len(self)), lengths)
+        return np.stack(
+            [
+                np.bincount(of_question, weights=marked, minlength=len(self))
+                for marked in (predicted & there, predicted, there)
+            ],
+            axis=1,
+        )
+
+    @cached_property
+    def span_counts(self) -> np.ndarray:
+        """How many spans of each context are right, predicted, there: float64 [Q, 3]. Right are
+        those whose both ends are."""
+        predicted, there = ({*map(tuple, s.tolist())} for s in (self.spans, self.right_spans))
+        counts = np.zeros((len(self), 3))
+        for sort, some in enumerate((predicted & there, predicted, there)):
+            for question, _, _ in some:
+                counts[question, sort] += 1
+        return counts
+
+    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+        """Nothing: there is one kind of span, and its F1 is a metric."""
+        return {}
+
+
+def _covered(spans: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Which of the characters of all contexts, one behind the other, are in a span: bool [...].
+
+    spans: int64 [P, 3]. offsets: int64 [Q + 1], where each context begins.
+    """
+    steps = np.zeros(offsets[-1] + 1, dtype=np.int64)
+    np.add.at(steps, offsets[spans[:, 0]] + spans[:, 1], 1)
+    np.add.at(steps, offsets[spans[:, 0]] + spans[:, 2], -1)
+    return steps.cumsum()[:-1] > 0
+
+
+def word_predictions(
+    logits: np.ndarray, labels: np.ndarray, words: Words, tags: Sequence[str]
+) -> TagPredictions:
+    """What is predicted of texts, or of contexts of questions, by the rows of their windows.
+
+    logits: float [R, C]; labels: int64 [R], 0 or more; words: of the windows.
+    """
+    own, whole = words.whole()
+    if whole.spans is None or whole.answers is None or whole.answer_offsets is None:
+        return TagPredictions(logits[own], labels[own], whole, tags)
+    question = np.repeat(np.arange(len(whole)), np.diff(whole.answer_offsets))
+    answers = np.column_stack([question, whole.answers])
+    of_contexts = whole.spans, answers, len(words)
+    return SpanPredictions(logits[own], labels[own], whole, tags, *of_contexts)
+
+
+def class_log_shares(labels: np.ndarray, classes: int) -> np.ndarray:
+    """The logarithm of the share of each class: float64 [C], -inf of a class that is not there.
+
+    labels: int [N], -1 unlabelled (left out).
+    """
+    counts = np.bincount(labels[labels >= 0], minlength=classes)
+    with np.errstate(divide="ignore"):
+        shares: np.ndarray = np.log(counts / counts.sum())
+    return shares
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """Each token as likely as it is frequent in the training text, whatever stands around it."""
+
+    token: int
+    """The most frequent one, which it always answers."""
+    log_probs: np.ndarray
+    """float64 [V]; of special tokens, which are never masked, -inf."""
+
+    @staticmethod
+    def of(counts: np.ndarray, special_ids: tuple[int, ...]) -> Unigram:
+        """counts: int64 [V], each token's in the training text; one is added to each, so that one
+        that does not stand there is not impossible."""
+        counts = counts.astype(np.float64) + 1.0
+        counts[list(special_ids)] = 0.0
+        with np.errstate(divide="ignore"):
+            return Unigram(int(counts.argmax()), np.log(counts / counts.sum()))
+
+    def score(self, masked: np.ndarray, example: np.ndarray, examples: int) -> TokenScores:
+        """masked: the true ids of n masked tokens, int [n]; example: the number of the example of
+        each, int [n], below `examples`."""
+        sums = partial(np.bincount, example, minlength=examples)
+        right = (masked == self.token).astype(np.float64)
+        return TokenScores(sums(-self.log_probs[masked]), sums(right), sums().astype(np.float64))

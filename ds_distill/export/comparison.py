@@ -12,7 +12,7 @@ from ds_distill.data.batches import Collator
 from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.intervals import interval_as
+from ds_distill.reporting.results import interval_as
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView

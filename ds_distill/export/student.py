@@ -32,12 +32,12 @@ from ds_distill.models.load import MASKED_LM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.reporting.export_table import PYTORCH, TITLE, card_section
+from ds_distill.reporting.result_tables import PYTORCH, TITLE, card_section
 from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import inference_collator
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.publish import write_report
 from ds_distill.run.run import Run
 from ds_distill.run.speed import measure

@@ -40,8 +40,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
 from ds_distill.records import CacheRecord, read_object
-from ds_distill.run.inference import inference_collator, inference_engine
-from ds_distill.run.not_finite import NotFiniteSignals, refusal
+from ds_distill.run.inference import NotFiniteSignals, inference_collator, inference_engine, refusal
 from ds_distill.run.run import Run
 
 LOOK_SECONDS = 5.0

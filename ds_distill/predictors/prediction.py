@@ -22,7 +22,7 @@ from ds_distill.data.windows import Windows, WordCutter, question_windows
 from ds_distill.data.words import texts_of, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
-from ds_distill.evaluation.words import entities
+from ds_distill.evaluation.predictions import entities
 from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.encoder import read_signals

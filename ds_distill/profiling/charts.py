@@ -8,7 +8,7 @@ from pathlib import Path
 from ds_distill.errors import UserError
 from ds_distill.profiling.models import ProfiledModel, points
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.figure_files import new_figure, of_scores
+from ds_distill.reporting.figures import new_figure, of_scores
 
 
 def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:

@@ -26,9 +26,8 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Distil, TrainingPhase, training_name
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import PROFILE, RunFolder
-from ds_distill.run.observer import Amount, Observer
+from ds_distill.run.observer import BESIDE, Amount, Observer, read_timings
 from ds_distill.run.run import Run
-from ds_distill.run.timings import BESIDE, read_timings
 from ds_distill.training.meter import WARM_UP_STEPS
 
 

@@ -104,4 +104,4 @@ def panel(
     caption = Markup("{} {}").format(tag("strong", axis), Markup(" ").join(entries))
     box = (-4, -4, WIDTH + 8, HEIGHT + 8)
     label = f"{models}: {axis}"
-    return Figure(f"{name}-{title}", label, box, Markup("\n").join(found), caption, 19)
+    return Figure(f"{name}-{title}", label, box, found, caption, 19)

@@ -1,65 +1,69 @@
-"""Figures of a run."""
+"""Figures that commands draw, as files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
-from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.figure_files import new_figure, of_scores
-from ds_distill.reporting.results import students_of
+from ds_distill.errors import UserError
+from ds_distill.files import new_file
 
 
-def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> None:
-    """Scores of a sweep: a line for each student of each setting, the shipped one's in colour, with
-    a dot for each seed and the mean with its interval, and a line where the baseline is. Of a
-    student whose scores are undefined it says so.
+def check_figure(path: Path) -> str:
+    """The format that a file's name says. Raises UserError for another than svg, png and pdf."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in ("svg", "png", "pdf"):
+        raise UserError(f"--figure {path}: name a file that ends in .svg, .png or .pdf.")
+    return kind
 
-    found: as `sweep.table.summary` makes it, with settings. metric: its.
+
+_NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
+"""By the file's kind: no time in its metadata."""
+
+LEAST_POINTS = 10.0
+"""Of an axis of per cent: models that are level are to look level."""
+LEAST_SHARE = 0.1
+"""Of the largest value, for axes of other metrics."""
+
+
+def of_scores(scores: Iterable[float], *, in_percent: bool) -> tuple[float, float]:
+    """The limits of an axis of scores: none lies on the frame, and the axis is not so short that
+    small differences look large.
+
+    scores: one or more. in_percent: whether they are, from 0 to 100.
     """
-    rows = found["settings"]
-    factor = 100 if metric.is_share() else 1
-    lines = [
-        (
-            # In lines: a long setting would leave the scores no room.
-            (fill(", ".join(row["setting"]), 40) or "the recipe's")
-            + (f"\n{student}" if row["others"] else ""),
-            numbers["score"],
-            ("C0", "C1") if numbers is row else ("0.6", "0.4"),
-        )
-        for row in rows
-        for student, numbers in students_of(row)
-    ]
-    height = 0.25 + 0.2 * (1 + max(name.count("\n") for name, _, _ in lines))
-    with new_figure(path, (8, 1.2 + height * len(lines))) as [axis]:
-        for number, (_, score, (of_seeds, of_mean)) in enumerate(lines):
-            dots = [factor * value for value in score["values"] if value is not None]
-            axis.scatter(dots, [number] * len(dots), s=14, alpha=0.5, color=of_seeds)
-            if not dots:
-                axis.text(
-                    0.01, number, "undefined", transform=axis.get_yaxis_transform(), va="center"
-                )
-            if score["interval"] is None:
-                continue
-            low, high = score["interval"]
-            mean = score["mean"]
-            reach = [[factor * (mean - low)], [factor * (high - mean)]]
-            axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color=of_mean)
-        majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
-        scores = [score for _, score, _ in lines]
-        every = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
-        shown = [one for one in every if one is not None]
-        if majority:
-            shown.append(majority[0])
-            axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
-        if shown:
-            axis.set_xlim(
-                of_scores((factor * score for score in shown), in_percent=metric.is_share())
-            )
-        axis.set_yticks(range(len(lines)), [name for name, _, _ in lines])
-        axis.set_ylim(len(lines) - 0.5, -0.5)
-        axis.set_xlabel(
-            f"{metric.title} on {found['split']}" + (", %" if metric.is_share() else "")
-        )
-        axis.grid(alpha=0.3, axis="x")
+    low, high = min(scores := [*scores]), max(scores)
+    least = LEAST_POINTS if in_percent else LEAST_SHARE * max(abs(low), abs(high)) or 1.0
+    span = max(1.3 * (high - low), least)
+    middle = (low + high) / 2
+    return middle - span / 2, middle + span / 2
+
+
+@contextmanager
+def new_figure(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[list[Any]]:
+    """A matplotlib figure's axes, one for each panel, side by side. What is drawn in this block is
+    in `path` after it; the same gives the same file. Raises UserError for a name of another kind.
+
+    size: inches.
+    """
+    kind = check_figure(path)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
+    try:
+        yield [*axes[0]]
+        with matplotlib.rc_context({"svg.hashsalt": "ds_distill"}):  # else ids are random
+            save_figure(figure, path, kind)
+    finally:
+        pyplot.close(figure)
+
+
+def save_figure(figure: Any, path: Path, kind: str) -> None:
+    """Write a matplotlib figure. kind: svg, png or pdf."""
+    with new_file(path) as aside:
+        figure.savefig(aside, format=kind, metadata=_NO_DATE[kind])

@@ -52,15 +52,20 @@ class Figure:
     """What it shows, for who does not see it."""
     box: tuple[float, float, float, float]
     """Left, top, width and height, in its own units."""
-    drawn: Markup
-    caption: Markup
+    drawn: Sequence[Markup]
+    caption: str
+    """Markup, or a text."""
     rems: float
     """How wide it is on a page."""
 
     def svg(self, *more: Markup, **attributes: str) -> Markup:
         box = " ".join(f"{one:g}" for one in self.box)
         about = {"viewBox": box, "role": "img", "aria_label": self.label}
-        return tag("svg", *more, self.drawn, **about, **attributes)
+        return tag("svg", *more, Markup("\n").join(self.drawn), **about, **attributes)
+
+    def file(self) -> str:
+        """An SVG with the page's style in it."""
+        return f"{self.svg(_style(), xmlns='http://www.w3.org/2000/svg')}\n"
 
 
 @dataclass(frozen=True)
@@ -122,21 +127,15 @@ class Page:
         """(file name, SVG) of each figure, with the page's style in it."""
         for number, figure in enumerate(_figures(self.blocks), start=1):
             name = re.sub(r"[^A-Za-z0-9]+", "-", figure.name)[:60].strip("-")
-            svg = figure.svg(_style(), xmlns="http://www.w3.org/2000/svg")
-            yield f"{number:02d}-{name}.svg", f"{svg}\n"
+            yield f"{number:02d}-{name}.svg", figure.file()
 
 
-def page(title: str, sentences: Sequence[str], tables: Sequence[Table], figure: str = "") -> str:
-    """A page of tables.
-
-    sentences: above them. figure: an SVG.
-    """
-    blocks: list[Block] = [Text(sentence, "lead") for sentence in sentences]
-    blocks += [Section(table.title, [table]) if table.title else table for table in tables]
-    if figure:
-        drawn = Markup(figure[max(figure.find("<svg"), 0) :])
-        blocks.append(tag("div", drawn, class_="scroll", tabindex=0, style="background: #fff"))
-    return Page(title, title, blocks).html()
+def page(title: str, sentences: Sequence[str], blocks: Sequence[Block]) -> Page:
+    """A page of tables, each with its title above it. sentences: above them all."""
+    lead: list[Block] = [Text(sentence, "lead") for sentence in sentences]
+    for one in blocks:
+        lead.append(Section(one.title, [one]) if isinstance(one, Table) and one.title else one)
+    return Page(title, title, lead)
 
 
 def _template() -> Markup:

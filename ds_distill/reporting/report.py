@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from ds_distill.evaluation.predictions import RELIABILITY_BINS
 from ds_distill.records import EvaluationRecord, Expansion
-from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import Block, Figure, Figures, Fold, Page, Section, Text, tag
 from ds_distill.reporting.result_tables import (
     confusions,
     evaluation_tables,
+    export_table,
     f1_table,
     judged_model,
     pairs_table,
@@ -116,9 +114,7 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> Figure:
         at = {"cx": 100.0 * one["confidence"], "cy": 100 - 100.0 * one["accuracy"]}
         drawn.append(tag("circle", **at, r=1.5 + 9 * (one["count"] / whole) ** 0.5))
     label, box = f"Accuracy over confidence of {name}", (-4, -4, 108, 108)
-    return Figure(
-        f"reliability-{name}", label, box, Markup("\n").join(drawn), Markup.escape(name), 9
-    )
+    return Figure(f"reliability-{name}", label, box, drawn, name, 9)
 
 
 def _about_reliability(over: str) -> str:

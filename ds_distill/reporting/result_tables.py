@@ -9,12 +9,14 @@ from typing import Any
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.records import EvaluationRecord
-from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.page import worst_and_best
 from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     answer_of,
+    evaluations_of_student,
+    interval_as,
+    last_evaluations,
     limits_of,
     metrics_of,
     settings_note,
@@ -376,12 +378,12 @@ def difference_cell(metric: MetricClass, numbers: Mapping[str, Any], score: floa
     """A difference with its interval, whether it is beyond chance, and whether the test is too
     small to tell.
 
-    numbers: `difference` and `interval`, None both where it is not defined. score: what the
-        difference is from.
+    numbers: `difference`, None where it is not defined, and its `interval`, None where that is not
+        known. score: what the difference is from.
     """
-    if numbers["interval"] is None:
-        return Cell(metric.difference_as(None))
     shown, interval = metric.difference_as(numbers["difference"]), numbers["interval"]
+    if interval is None:
+        return Cell(shown)
     wide = "?" if metric.too_wide(interval, score) else ""
     text = f"{shown} ({interval_as(metric.difference_as, interval)}){wide}"
     return Cell(text, outcome_of(metric, interval))
@@ -406,3 +408,121 @@ def outcome_of(metric: MetricClass, interval: Sequence[float] | None) -> Outcome
 def share(part: float | None, whole: float = 1) -> str:
     """In per cent; `none` of nothing."""
     return "none" if part is None or not whole else f"{part / whole:.1%}"
+
+
+PYTORCH = "PyTorch"
+"""Beside the files' names."""
+TITLE = "## ONNX\n"
+"""Of the model card's section."""
+
+
+def export_table(found: dict[str, Any]) -> Table:
+    """The files beside PyTorch; found: `exported` of results.json, the content of export.json."""
+    metric = task_metric_of(found)
+    first, split = found[PYTORCH], found["split"]
+    heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
+    score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
+    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, ""]]
+    for name, one in found["files"].items():
+        rows.append(
+            [
+                name,
+                metric.shown_as(one["score"]),
+                difference_cell(metric, one, first["score"]),
+                f"{one['bytes'] / 1e6:.1f}",
+                f"{one['milliseconds']:.3g}",
+                f"{one['logits']['largest']:.2g}",
+            ]
+        )
+    texts = next(iter(found["files"].values()))["logits"]["texts"]
+    note = (
+        f"On {found['examples']:,} examples of {split}, with 95% intervals; *: beyond chance. "
+        f"Time: the median for one text of {found['length']} tokens, {found['threads']} CPU "
+        f"thread(s). Logits on {texts:,} texts."
+    )
+    return Table("", heads, rows, [note, *wide_note(metric, rows)])
+
+
+def card_section(found: dict[str, Any]) -> str:
+    """Of a model card, in Markdown: how the files compare, and how to run them."""
+    table = export_table(found)
+    smallest = list(found["files"])[-1]
+    usage = _USAGE.format(file=smallest)
+    return "\n".join([TITLE, table.markdown(), "", *table.notes, "", usage])
+
+
+_USAGE = """Run in the folder of these files; PyTorch is not needed:
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
+inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
+outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})
+```
+"""
+
+
+_OUTCOMES = ("better than", "worse than", "not told apart from", "not comparable with")
+"""Of a verdict, in their order."""
+
+
+def verdict(results: Mapping[str, Any]) -> str:
+    """The shipped student's score in the task's metric, beside the baseline and the other models,
+    in a sentence; one of each task where it was evaluated on others alone.
+
+    Better and worse mean that the 95% interval of the difference excludes zero, which the table of
+    the report has.
+    """
+    student = results["student"]
+    if student is None:
+        return "No student was trained."
+    as_it_is = evaluations_of_student(results)
+    judged = [one for one in last_evaluations(results) if one in as_it_is]
+    if not judged:
+        return (
+            f"The student is `{student}`. No evaluate phase comes after it, so its quality was "
+            "not measured."
+        )
+    if len(judged) == 1:
+        return f"Student `{student}`: {_judgement(judged[0], student)}."
+    each = (f"on {one['task']}, {_judgement(one, student)}" for one in judged)
+    return f"Student `{student}`: {'. '.join(each)}."
+
+
+def _judgement(record: EvaluationRecord, student: str) -> str:
+    """Its score, then what it is compared with, by outcome."""
+    metric, models, baseline = task_metric_of(record), record["models"], record["baseline"]
+    own = models[student]
+
+    def score(model: Mapping[str, Any]) -> str:
+        limits = limits_of(model).removeprefix(" (").removesuffix(")")
+        return metric.shown_as(model[metric.name]) + (f"; {limits}" if limits else "")
+
+    compared: list[tuple[str, Mapping[str, Any]]] = []
+    if baseline[metric.name] is not None:
+        always = f"always predicting {answer_of(record)} ({score(baseline)})"
+        compared.append((always, own["to_baseline"]))
+    for row in record["comparisons"]:
+        if row["student"] == student:
+            other = models[row["other"]]
+            compared.append((f"{other['role']} `{row['other']}` ({score(other)})", row))
+    named: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES}
+    for name, numbers in compared:
+        outcome = outcome_of(metric, interval) if (interval := numbers["interval"]) else None
+        told = f"{outcome} than" if outcome else _OUTCOMES[3 if outcome is None else 2]
+        named[told].append(name)
+    clauses = [
+        f"{told} {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}"
+        for told, names in named.items()
+        if names
+    ]
+    counted = f"{own['examples']:,} {'questions' if 'windows' in own else 'examples'}"
+    if "tokens" in own:
+        counted = f"{own['tokens']:,} masked tokens"
+    if metric.name == "word_loss":
+        counted = f"{own['hidden_words']:,} hidden words"
+    found = f"{metric.title} {score(own)} on {counted} of {record['split']}"
+    return ", ".join([found, *filter(None, ["; ".join(clauses)])])

@@ -8,8 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
-from ds_distill.evaluation.words import TagPredictions
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TagPredictions
 
 Predictions = ClassPredictions | LabelPredictions | TagPredictions
 

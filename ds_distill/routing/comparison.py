@@ -17,9 +17,12 @@ import torch
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.words import Words
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    word_predictions,
+)
 from ds_distill.evaluation.scores import build_metric, metric_values
-from ds_distill.evaluation.spans import word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1

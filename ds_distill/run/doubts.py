@@ -39,6 +39,7 @@ def score_teachers(number: int, name: str, run: Run) -> None:
     than its commonest label, unless the recipe says to go on.
     """
     references = _ready(number, run)
+    _tell(run, name, [one for one in _entries(run) if one["phase"] == name])  # from before a kill
     new = [one for one in references if _score_of(run, one) is None]
     if new:
         examples = run.data.examples(CHOOSING_SPLIT)
@@ -48,7 +49,6 @@ def score_teachers(number: int, name: str, run: Run) -> None:
             return
         predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, PADDED_BATCH, finite=False)
         _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
-    _tell(name, run)
     _refuse(run, references)
 
 
@@ -66,13 +66,10 @@ def score_of_signals(
     predictions: by teacher, as the task's kind makes them. Every rank must call this. Raises as
     `score_teachers`.
     """
-    if _teaching(number, run) is None:
-        return
-    new = [one for one in references if _score_of(run, one) is None]
-    if new:
+    if _teaching(number, run) is not None:
+        new = [one for one in references if _score_of(run, one) is None]
         _keep(number, name, run, split, new, predictions, examples)
-        _tell(name, run, {one.name for one in new})
-    _refuse(run, references)
+        _refuse(run, references)
 
 
 def _teaching(number: int, run: Run) -> int | None:
@@ -80,12 +77,10 @@ def _teaching(number: int, run: Run) -> int | None:
     where nothing of a run's quality counts."""
     if run.observer is not None:
         return None
-    phases = list(enumerate(run.recipe.phases))[number:]
-    return next((at for at, phase in phases if _teaches(phase) and _is_of(run, phase)), None)
-
-
-def _teaches(phase: PhaseSettings) -> bool:
-    return phase.runs_teachers and PHASES[phase.kind].makes == "student"
+    for at, phase in enumerate(run.recipe.phases[number:], number):
+        if phase.runs_teachers and PHASES[phase.kind].makes == "student" and _is_of(run, phase):
+            return at
+    return None
 
 
 def _is_of(run: Run, phase: PhaseSettings) -> bool:
@@ -105,24 +100,23 @@ def _ready(number: int, run: Run) -> list[ModelReference]:
     return [one for one in ready if number == teaching or not one.trained]
 
 
+def _entries(run: Run) -> list[dict[str, Any]]:
+    """The scores of the task's teachers so far, in order."""
+    everything = run.folder.read_teacher_scores()
+    return [entry for entry in everything if entry["task"] == run.task_name]
+
+
 def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
     """What is known of a teacher as it is now."""
-    for entry in _entries(run):
-        if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
-            return entry
-    return None
+    own = reference.name, _files_of(run, reference)
+    found = (entry for entry in _entries(run) if (entry["teacher"], entry["model"]) == own)
+    return next(found, None)
 
 
 def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
     if reference.predictions is not None:
         return [str(reference.predictions), None]
     return [run.folder.from_here(Path(reference.model)), reference.revision]
-
-
-def _entries(run: Run) -> list[dict[str, Any]]:
-    """The scores of the task's teachers so far, in order."""
-    everything = run.folder.read_teacher_scores()
-    return [entry for entry in everything if entry["task"] == run.task_name]
 
 
 def _keep(
@@ -134,40 +128,39 @@ def _keep(
     predictions: Mapping[str, Any],
     examples: Examples,
 ) -> None:
-    """Add scores to those of the run."""
-    metric, new = metric_of(run.task), []
+    """Add scores to those of the run, and log them."""
+    new = []
     for reference in references:
-        of_model, value, doubt = predictions[reference.name], math.nan, None
+        of_model, score, doubt = predictions[reference.name], None, None
         known, judged = run.knows(reference, examples), examples
         if not known.all():
             judged, rows = examples.where(known)
             of_model = of_model[rows]
-        classes = classes_of(reference) or _focus(number, run, reference)
         if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
             value = run.kind.metric.value(run.kind.scored(of_model, judged))
-            doubt = run.kind.label_doubt(of_model, judged, classes)
-        entry = {
-            "task": run.task_name,
-            "teacher": reference.name,
-            "model": _files_of(run, reference),
-            "phase": name,
-            "split": split,
-            "examples": int(run.kind.counted(judged).sum()),
-            "over": TASKS[run.task.type].over,
-            "metric": metric.name,
-            "score": value if math.isfinite(value) else None,
-            **known_labels(run, reference),
-        }
-        if doubt is not None:
-            worthless = _teaches_nothing(run, reference, doubt)
-            if worthless or not reference.trained:
-                text = doubt_text(run, reference, split, doubt, classes)
-                entry |= {"doubt": text, "teaches_nothing": worthless}
-        new.append(entry)
+            score = value if math.isfinite(value) else None
+            classes = classes_of(reference) or _focus(number, run, reference)
+            doubt = _doubt(run, reference, split, of_model, judged, classes)
+        new.append(
+            {
+                "task": run.task_name,
+                "teacher": reference.name,
+                "model": _files_of(run, reference),
+                "phase": name,
+                "split": split,
+                "examples": int(run.kind.counted(judged).sum()),
+                "over": TASKS[run.task.type].over,
+                "metric": metric_of(run.task).name,
+                "score": score,
+                **known_labels(run, reference),
+                **(doubt or {}),
+            }
+        )
     run.world.barrier()  # all have read what was there
     if run.world.is_main:
         write_json(run.folder.teacher_scores, [*run.folder.read_teacher_scores(), *new])
     run.world.barrier()
+    _tell(run, name, new)
 
 
 def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None:
@@ -180,6 +173,23 @@ def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None
     return [run.labels.index(label) for label in phase.focus.classes]
 
 
+def _doubt(
+    run: Run,
+    reference: ModelReference,
+    split: str,
+    predictions: Any,
+    examples: Examples,
+    classes: Sequence[int] | None,
+) -> dict[str, Any] | None:
+    """Of a doubtful teacher the `doubt`, and whether it `teaches_nothing`; see
+    `TaskKind.label_doubt`. The label order of one that this run trained is not in doubt."""
+    found = run.kind.label_doubt(predictions, examples, classes)
+    if found is None or (reference.trained and not found.is_worthless):
+        return None
+    text = doubt_text(run, reference, split, found, classes)
+    return {"doubt": text, "teaches_nothing": _teaches_nothing(run, reference, found)}
+
+
 def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt | NumberDoubt) -> bool:
     """Whether it is below its commonest label, or no better and better in another order; both
     beyond chance. Among words, nearly all of which may be O, one that finds entities can be below
@@ -190,22 +200,23 @@ def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt | Nu
     return below or (found.is_reordered and not reference.trained)
 
 
-def _tell(name: str, run: Run, teachers: set[str] | None = None) -> None:
-    """Log the scores that a phase has found, also those from before a kill. teachers: all by
-    default."""
+def _tell(run: Run, phase: str, entries: Iterable[Mapping[str, Any]]) -> None:
     metric = metric_of(run.task)
-    for entry in _entries(run):
-        if entry["phase"] != name or not (teachers is None or entry["teacher"] in teachers):
-            continue
+    for entry in entries:
         run.log.info(
             f"  teacher {entry['teacher']}{limits_of(entry)}: {metric.title} "
             f"{metric.shown_as(entry['score'])} on {entry['examples']:,} examples of "
             f"{entry['split']}"
         )
         about = {key: entry[key] for key in ("teacher", "split", "examples", "metric", "score")}
-        run.log.event("teacher-score", phase=name, **about)
+        run.log.event("teacher-score", phase=phase, **about)
         if "doubt" in entry and not _is_refused(run, entry):
-            _logged(run, name, [f"teacher {entry['teacher']}: {entry['doubt']}"])
+            _logged(run, phase, [f"teacher {entry['teacher']}: {entry['doubt']}"])
+
+
+def _given(run: Run, teacher: str) -> str:
+    """The recipe's model that a teacher was made of."""
+    return model_at(run.recipe, teacher, len(run.recipe.phases)).origin
 
 
 def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
@@ -215,19 +226,14 @@ def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
     return stops and bool(entry.get("teaches_nothing"))
 
 
-def _given(run: Run, teacher: str) -> str:
-    """The recipe's model that a teacher was made of."""
-    return model_at(run.recipe, teacher, len(run.recipe.phases)).origin
-
-
 def _refuse(run: Run, references: Sequence[ModelReference]) -> None:
     """Raises UserError for teachers that have nothing to teach."""
-    scores = [entry for one in references if (entry := _score_of(run, one)) is not None]
-    refused = {one["teacher"]: one["doubt"] for one in scores if _is_refused(run, one)}
+    scores = (_score_of(run, one) for one in references)
+    refused = [one for one in scores if one is not None and _is_refused(run, one)]
     if not refused:
         return
-    what = " ".join(f"teachers.{teacher}: {doubt}" for teacher, doubt in refused.items())
-    given = dict.fromkeys(_given(run, teacher) for teacher in refused)
+    what = " ".join(f"teachers.{one['teacher']}: {one['doubt']}" for one in refused)
+    given = dict.fromkeys(_given(run, one["teacher"]) for one in refused)
     keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in given)
     raise UserError(
         f"{what} A student would learn that, so none was distilled. Correct it; to go on all the "
@@ -244,22 +250,18 @@ def warn_of_teachers(
     examples: Examples,
     role: str = "teacher",
 ) -> list[str]:
-    """Log and return a line for each doubtful teacher that was not doubted when it was scored; see
-    `TaskKind.label_doubt`. The label order of a teacher that this run trained is not in doubt.
+    """Log and return a line for each doubtful teacher that was not doubted when it was scored.
 
     predictions: of the split's examples, by teacher, as the task's kind makes them. role: what they
         are called: a checkpoint that is only evaluated teaches nobody.
     """
     warnings = []
-    for reference in references:
-        if "doubt" in (_score_of(run, reference) or {}):
-            continue
-        classes = classes_of(reference)
-        found = run.kind.label_doubt(predictions[reference.name], examples, classes)
-        if found is not None and (found.is_worthless or not reference.trained):
-            text = doubt_text(run, reference, split, found, classes)
-            name = reference.name if reference.name == role else f"{role} {reference.name}"
-            warnings.append(f"{name}: {text}")
+    for one in references:
+        told = "doubt" in (_score_of(run, one) or {})
+        about = run, one, split, predictions[one.name], examples, classes_of(one)
+        if not told and (doubt := _doubt(*about)) is not None:
+            name = one.name if one.name == role else f"{role} {one.name}"
+            warnings.append(f"{name}: {doubt['doubt']}")
     return _logged(run, phase, warnings)
 
 

@@ -6,12 +6,12 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,11 +20,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 
 from ds_distill.errors import UserError
 from ds_distill.files import check_guards, read_text, write_text
+from ds_distill.process.terminal import escaped
 from ds_distill.recipe.schema import Recipe
-from ds_distill.run.console import Escaping
 
 PLAIN_LINE_SECONDS = 30.0
 """Interval of progress lines where the output is no terminal."""
@@ -236,3 +237,19 @@ def _start_wandb(folder: Path, recipe: Recipe) -> Any:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}:{rest:02d}"
+
+
+class Escaping(RenderHook):
+    """Escapes what a console of rich prints, but not what rich adds."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(renderable) for renderable in renderables]
+
+
+class _Escaped:
+    def __init__(self, within: RenderableType) -> None:
+        self._within = within
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        for segment in console.render(self._within, options):
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)

@@ -26,19 +26,18 @@ from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.run.doubts import score_teachers
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import Resume, RunFolder
 from ds_distill.run.inputs import (
     check_inputs,
+    describe_environment,
     inputs_of,
     refuse_other_inputs,
     refuse_other_recipe,
     refuse_other_software,
 )
+from ds_distill.run.memory import memory_refusal, planned_device, planned_memory
 from ds_distill.run.observer import Observer
-from ds_distill.run.out_of_memory import memory_refusal
-from ds_distill.run.planned_memory import planned_device, planned_memory
 from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank
 from ds_distill.run.run import Run

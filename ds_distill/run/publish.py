@@ -22,8 +22,8 @@ from ds_distill.records import read_record
 from ds_distill.reporting.curves import curves
 from ds_distill.reporting.model_card import how_to_load, model_card
 from ds_distill.reporting.report import report
-from ds_distill.reporting.split_uses import uses
-from ds_distill.reporting.verdict import verdict
+from ds_distill.reporting.result_tables import verdict
+from ds_distill.reporting.results import uses
 from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.speed import quick_speed

@@ -22,8 +22,7 @@ from ds_distill.recipe.tasks import Task
 from ds_distill.recipe.text import read
 from ds_distill.recipe.training import Training
 from ds_distill.run.folder import RunFolder, student_folder
-from ds_distill.sweep.grid import SEED, Variant
-from ds_distill.sweep.runs import SweepRun
+from ds_distill.sweep.runs import SEED, SweepRun, Variant
 
 T = TypeVar("T")
 

@@ -11,28 +11,30 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_distill.check.check import check_all, check_settings, open_sources
+from ds_distill.data.sources import Progress
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.errors import UserError
-from ds_distill.files import write_json, write_text
+from ds_distill.errors import Mistake, UserError, refuse
+from ds_distill.files import new_folder, write_json, write_text
 from ds_distill.planning.units import duration
-from ds_distill.recipe import dump_recipe
+from ds_distill.process import failures, lease
+from ds_distill.recipe import Recipe, dump_recipe
+from ds_distill.recipe.phase import PhaseSettings
 from ds_distill.recipe.training import Training
 from ds_distill.records import read_object, read_results
 from ds_distill.run.folder import SWEEP, RunFolder
 from ds_distill.run.resumable_keys import changes
-from ds_distill.sweep.grid import Variant
-from ds_distill.sweep.resampling import Draws, drawn
+from ds_distill.sweep.found import Draws, drawn, metric_class, run_result
 from ds_distill.sweep.run_processes import Child, Pool, last_phase
-from ds_distill.sweep.runs import SweepRun
-from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.table import metric_class, run_result
+from ds_distill.sweep.runs import SweepRun, Variant
 
 WEIGHTS = ("models", "cache", "checkpoints", "student", "data")
 """Folders of a run, large ones, that are removed when it has ended, unless they are kept."""
@@ -242,3 +244,106 @@ def _child(
     command = ["run"] if ranks is None else ["launch", "--num-gpus", str(ranks)]
     whole = (*command, *run.arguments, "--folder", str(folder.path), *options, *resume)
     return Child(name, whole, path / "logs" / f"{name}.txt")
+
+
+_MODELS_AND_DATA = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
+
+
+def check_runs(
+    runs: Mapping[str, Recipe], progress: Progress | None = None, *, chooses: bool = False
+) -> list[str]:
+    """Notes. Raises UserError with all that is wrong: models and data are looked at once for runs
+    that have the same.
+
+    runs: by what a message calls them; "" for one that needs no name.
+    progress: as of `open_source`.
+    chooses: a setting is chosen on the split validation, which must be there.
+    """
+    notes: dict[str, list[str]] = {}  # what there is to say -> of which runs
+    mistakes: list[Mistake] = []
+    checked = set[str]()
+    for name, recipe in runs.items():
+        read = recipe.model_dump_json(include=_MODELS_AND_DATA)
+        try:
+            if read in checked:
+                check_settings(recipe)
+                continue
+            checked.add(read)
+            for note in check_all(recipe, progress):
+                notes.setdefault(note, []).append(name)
+            if chooses:
+                _check_validation(recipe)
+        except UserError as error:
+            mistakes += (Mistake(name, str(mistake)) for mistake in error.mistakes)
+    refuse(mistakes)
+    found = notes.items()
+    return [what if "" in where else f"{', '.join(where)}: {what}" for what, where in found]
+
+
+def _check_validation(recipe: Recipe) -> None:
+    for name, source in open_sources(recipe).items():
+        if "validation" not in source.splits:
+            raise UserError(
+                f"its data {recipe.tasks_by_name[name].data.path} have no split 'validation', on "
+                "which a setting is chosen, because the test split must not choose. Say where it "
+                "is with data.splits.validation."
+            )
+
+
+ASIDE = {"name", "description", "training", "phases"}
+"""Sections of a recipe that earlier phases do not read: what phases take of `training` stands in
+them."""
+
+TOLD = {
+    *("name", "task", "split", "splits", "teachers", "follow", "models", "save_as", "start"),
+    "kind",
+}
+"""Keys of later phases by which earlier ones find what to make: which examples choose, which caches
+are read."""
+
+LINKED = {"models", "cache"}
+"""Folders of a run whose files no later phase changes."""
+
+
+def around_phases(recipe: Recipe) -> str:
+    """What must be equal for two recipes to have phases in common, as text."""
+    dump = recipe.as_written()
+    told = [{key: _dump(phase).get(key) for key in TOLD} for phase in recipe.phases]
+    rest = {key: value for key, value in dump.items() if key not in ASIDE}
+    return json.dumps([rest, told], sort_keys=True)
+
+
+def shared_phases(recipes: Sequence[Recipe]) -> int:
+    """How many phases, from the first one, the recipes run alike, so that one may run them for all.
+
+    recipes: equal in `around_phases`.
+    """
+    dumps = [[json.dumps(_dump(phase), sort_keys=True) for phase in r.phases] for r in recipes]
+    alike = [len(set(same)) == 1 for same in zip(*dumps, strict=True)]
+    return [*alike, False].index(False)
+
+
+def _dump(phase: PhaseSettings) -> dict[str, Any]:
+    return {**phase.as_written(), "kind": phase.kind}
+
+
+def begin_from(shared: Path, folder: Path, recipe: Recipe) -> None:
+    """Make a run's folder in which the phases are done that a run in `shared` did. Models and
+    caches are linked, and take no space again."""
+
+    def copy(source: str, target: str) -> None:
+        inside = Path(source).relative_to(shared).parts[0]
+        try:
+            if inside in LINKED:
+                os.link(source, target)
+                return
+        except OSError:  # a file system without links
+            pass
+        shutil.copy2(source, target)
+
+    left_out = shutil.ignore_patterns(lease.NAME, failures.FOLDER, "recipe.yaml", ".*")
+    with new_folder(folder) as aside:
+        shutil.copytree(
+            shared, aside, copy_function=copy, ignore=left_out, symlinks=True, dirs_exist_ok=True
+        )
+        write_text(aside / "recipe.yaml", dump_recipe(recipe))

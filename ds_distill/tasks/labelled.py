@@ -24,11 +24,15 @@ from ds_distill.data.batches import (
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.windows import word_windows
 from ds_distill.engine.predict import ModelRunner, predict_all
-from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt, label_doubt
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, NumberPredictions
-from ds_distill.evaluation.spans import word_predictions
-from ds_distill.evaluation.words import TagPredictions
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    TagPredictions,
+    class_log_shares,
+    word_predictions,
+)
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.classes import Accuracy

@@ -19,8 +19,7 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
 from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.engine.predict import ModelRunner, score_tokens, score_words
-from ds_distill.evaluation.baseline import Unigram
-from ds_distill.evaluation.predictions import TokenScores
+from ds_distill.evaluation.predictions import TokenScores, Unigram
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss

@@ -27,7 +27,7 @@ from ds_distill.process.timers import Timers, timed, timed_each, timing
 from ds_distill.recipe.phases import training_name
 from ds_distill.records import Trained, TrainedModel
 from ds_distill.run.events import Bar
-from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
+from ds_distill.run.inference import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.run import Run
 from ds_distill.training.checkpoints import Checkpoints
 from ds_distill.training.meter import Meter, progress_note

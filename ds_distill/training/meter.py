@@ -11,7 +11,7 @@ import torch
 from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.engine.world import World
 from ds_distill.process.timers import Timers
-from ds_distill.run.timings import BESIDE
+from ds_distill.run.observer import BESIDE
 
 WARM_UP_STEPS = STEPS_AHEAD
 """First steps of a process, left out of throughput: caches and allocators are cold. As many as

@@ -24,8 +24,7 @@ from ds_distill.files import read_json
 from ds_distill.keys import content_keys
 from ds_distill.phases.expertise import route
 from ds_distill.recipe import load_recipe
-from ds_distill.reporting.result_tables import evaluation_tables
-from ds_distill.reporting.verdict import verdict
+from ds_distill.reporting.result_tables import evaluation_tables, verdict
 from ds_distill.run.execute import execute
 
 FIRST = {"animal": "animal", "food": "food", "weather": None}

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.sweep.check import check_runs
 from ds_distill.sweep.suite import builtin_suites, first_recipes, load_suite, suite_runs
+from ds_distill.sweep.sweep import check_runs
 
 
 def test_checkpoints_are_compared_and_a_broken_one_is_named(

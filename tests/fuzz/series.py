@@ -54,8 +54,8 @@ from ds_distill.files import write_json
 from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.terminal import escaped, message
 from ds_distill.recipe import Recipe
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import describe_environment
 
 SECONDS = 20
 MOST_MIB = 2048

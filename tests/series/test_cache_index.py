@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ds_distill.files import write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "cache-index.json"
 KEYS = 10_000_000

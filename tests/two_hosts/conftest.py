@@ -8,7 +8,7 @@ import pytest
 from two_hosts.network import TwoHosts, two_hosts
 
 from ds_distill.files import write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "two-hosts.json"
 """Written with DS_DISTILL_WRITE_RESULTS=1: where the tests may not make namespaces, CI among such

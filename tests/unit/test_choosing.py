@@ -10,7 +10,7 @@ from ds_distill.check.check import trained_on_what_chooses
 from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.split_uses import uses
+from ds_distill.reporting.results import uses
 from ds_distill.run.publish import cache_savings, choose_student
 
 LOSSES = {"losses": {"kl": {}}}

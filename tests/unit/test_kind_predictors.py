@@ -30,7 +30,7 @@ from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
 from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
-from ds_distill.evaluation.spans import SpanPredictions, word_predictions
+from ds_distill.evaluation.predictions import SpanPredictions, word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
 from ds_distill.predictors.file import predict_file

@@ -19,7 +19,7 @@ from ds_distill.data.readers import open_file
 from ds_distill.data.spans import tagged
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
-from ds_distill.evaluation.words import entities
+from ds_distill.evaluation.predictions import entities
 from ds_distill.recipe.tags import SPAN_TAGS
 
 WORDS = "token-classification"

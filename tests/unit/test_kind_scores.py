@@ -26,8 +26,7 @@ from ds_distill.data.words import Words, words_of
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
-from ds_distill.evaluation.spans import SpanPredictions, word_predictions
-from ds_distill.evaluation.words import TagPredictions
+from ds_distill.evaluation.predictions import SpanPredictions, TagPredictions, word_predictions
 from ds_distill.recipe.metrics.answers import (
     MRR,
     ExactMatch,

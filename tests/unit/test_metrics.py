@@ -10,12 +10,12 @@ from scipy.special import softmax
 from sklearn import metrics as sklearn
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
     NumberPredictions,
     TokenScores,
+    Unigram,
     confusion_matrix,
 )
 from ds_distill.evaluation.scores import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ds_distill.recipe.phases import Cache
-from ds_distill.run.out_of_memory import memory_refusal
+from ds_distill.run.memory import memory_refusal
 
 
 @pytest.mark.parametrize(("set_to", "advised"), [(None, 32), (10, 5), (1, 1)])

@@ -16,7 +16,7 @@ from ds_distill.planning.gpus import GPUS, Device
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.planned_memory import planned_device, planned_memory
+from ds_distill.run.memory import planned_device, planned_memory
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ds_distill.check.models import Models
 from ds_distill.check.phases import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe, small_form
-from ds_distill.sweep.grid import variants
+from ds_distill.sweep.runs import variants
 
 THESIS = [
     "tweeteval-emotion",

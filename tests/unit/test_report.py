@@ -23,13 +23,18 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.page import page as tables_page
 from ds_distill.reporting.report import report
-from ds_distill.reporting.result_tables import confusions, evaluation_tables, f1_table, judged_model
+from ds_distill.reporting.result_tables import (
+    confusions,
+    evaluation_tables,
+    f1_table,
+    judged_model,
+    verdict,
+)
 from ds_distill.reporting.results import evaluations_of_student
-from ds_distill.reporting.verdict import verdict
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.publish import report_stopped
-from ds_distill.sweep.table import run_result
+from ds_distill.sweep.found import run_result
 
 CLASSES = ["red", "green"]
 SIZE = 2000
@@ -208,7 +213,7 @@ def test_better_means_that_the_interval_leaves_out_zero(more, outcome):
     first, second = (TokenScores(right, right, np.ones(SIZE)) for right in (own, other))
     judge = build_metric("masked tokens", Accuracy.Settings())
     row["interval"] = list(paired_interval(first, second, judge))
-    assert f"test: {outcome} teacher `t`" in verdict(results)
+    assert f"test, {outcome} teacher `t`" in verdict(results)
 
 
 @pytest.mark.parametrize("interval", [[-0.11, 0.09], NO_WIDTH])

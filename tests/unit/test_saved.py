@@ -14,11 +14,11 @@ from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
     NumberPredictions,
+    SpanPredictions,
+    TagPredictions,
     TokenScores,
 )
 from ds_distill.evaluation.scores import build_metric
-from ds_distill.evaluation.spans import SpanPredictions
-from ds_distill.evaluation.words import TagPredictions
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.tags import SPAN_TAGS
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ds_distill.evaluation.bootstrap import resampled
+from ds_distill.evaluation.bootstrap import mean_interval, resampled, variance_of_examples
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import build_metric
-from ds_distill.evaluation.seeds import mean_interval, variance_of_examples
 from ds_distill.recipe.metrics.classes import Accuracy
 
 ACCURACY = build_metric("masked tokens", Accuracy.Settings())

@@ -14,7 +14,7 @@ from records import EVALUATION
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.resampling import drawn, examples_of
+from ds_distill.sweep.found import drawn, examples_of
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
 
 ONE = EVALUATION["models"]["s"]

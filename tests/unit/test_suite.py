@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from ds_distill.cli.sweep import checkpoints_and_overrides
 from ds_distill.errors import UserError
-from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.evaluation.bootstrap import mean_interval
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.tasks import metric_of
-from ds_distill.sweep.check import check_runs
-from ds_distill.sweep.grid import Variant
-from ds_distill.sweep.resampling import Drawn
+from ds_distill.sweep.found import Drawn, suite_results
+from ds_distill.sweep.runs import Variant
 from ds_distill.sweep.suite import (
     Suite,
     builtin_suites,
@@ -29,7 +28,8 @@ from ds_distill.sweep.suite import (
     load_suite,
     suite_runs,
 )
-from ds_distill.sweep.suite_table import suite_results, suite_tables
+from ds_distill.sweep.sweep import check_runs
+from ds_distill.sweep.tables import suite_tables
 from ds_distill.tables import Table
 
 TWO = {"first": "a/first", "second": "b/second"}

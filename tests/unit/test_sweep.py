@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -20,21 +21,18 @@ from records import EVALUATION
 from texts import check_text
 
 from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import mean_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.process.machine import visible_gpus
 from ds_distill.recipe import load_recipe
-from ds_distill.reporting.figures import plot_settings
-from ds_distill.reporting.page import page
+from ds_distill.reporting.page import Figures, page
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.grid import Variant, split, variants
-from ds_distill.sweep.resampling import drawn
+from ds_distill.sweep.found import drawn, run_result, summary
 from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
-from ds_distill.sweep.runs import check_folder, runs_of
-from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.sweep import Sweep
-from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
+from ds_distill.sweep.runs import Variant, check_folder, runs_of, split, variants
+from ds_distill.sweep.sweep import Sweep, around_phases, begin_from, shared_phases
+from ds_distill.sweep.tables import scores_figure, sweep_table
 
 VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)
 KEYS = st.sampled_from(["seed", "a.rate", "b.rate", "c"])
@@ -280,18 +278,18 @@ def test_scores_and_differences_are_over_the_seeds_that_both_have():
     assert mean_interval([1.0]) is None
 
 
-@pytest.fixture
-def axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of the figures that are saved."""
-    found: list[Any] = []
-    monkeypatch.setattr(
-        "ds_distill.reporting.figure_files.save_figure",
-        lambda figure, path, kind: found.append(figure.axes[0]),
-    )
-    return found
+def drawn_in(found: dict[str, Any]) -> tuple[list[str], list[tuple[float, float]], list[float]]:
+    """The texts of a figure, where its dots are, and how far to the right everything is."""
+    svg = scores_figure(found).file()
+    texts = re.findall(r"<text[^>]*>([^<]*)<", svg)
+    dots = [(float(x), float(y)) for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg)]
+    ends = [float(x) for x in re.findall(r'(?:x1|cx)="([-\d.]+)"', svg)]
+    for points in re.findall(r'points="([^"]*)"', svg):
+        ends += [float(point.partition(",")[0]) for point in points.split()]
+    return texts, dots, ends
 
 
-def test_every_student_of_a_setting_is_shown(tmp_path, axes):
+def test_every_student_of_a_setting_is_shown():
     """The shipped one alone was, and in VE-KD's figures that was the baseline, on which no setting
     had an effect."""
     made, asked = of_two_students(("grown", "grown"), ("grown", "grown")), []
@@ -306,40 +304,35 @@ def test_every_student_of_a_setting_is_shown(tmp_path, axes):
     rows = sweep_table(found).rows
     assert [tuple(row[:2]) for row in rows] == names
     assert [str(row[-1]).split(" ")[0] for row in rows] == ["", "", "+10.0", "+0.0"]
-    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
-    shown = [label.get_text() for label in axes[-1].get_yticklabels()]
-    assert shown == ["\n".join(name) for name in names]
-    dots = [point for one in axes[-1].collections for point in one.get_offsets().tolist()]
-    assert [60.0, 1.0] in dots and [70.0, 3.0] in dots
+    shown, dots, _ = drawn_in(found)
+    assert shown[:-1] == [", ".join(name) for name in names]
+    assert len(dots) == 8 and sorted({height for _, height in dots}) == [22.5, 52.5, 82.5, 112.5]
+    assert [x for x, height in dots if height == 52.5] == [x for x, h in dots if h == 112.5]
     first, second = summary(of_two_students(("grown", "grown"), ("same", "grown")))["settings"]
     assert {*first["others"]} == {"same"} and {*second["others"]} == {"grown", "same"}
     assert second["score"]["values"] == pytest.approx([0.6, 0.9])
     assert second["others"]["grown"]["to_first"]["values"] == pytest.approx([0.1, 0.1])
 
 
-def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within(tmp_path, axes):
+def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within():
     """An axis of .7 points made level settings look far apart, and dots lay on the frame."""
     found = summary(runs(LEVEL, {"1": 0.75, "2": 0.74}))
     for majority in (0.699, 0.4):
         for row in found["settings"]:
             row["majority"]["mean"] = majority
-        plot_settings(found, metric_class(found), tmp_path / "scores.svg")
-        low, high = axes[-1].get_xlim()
-        ends = [end for row in found["settings"] for end in row["score"]["interval"]]
-        drawn = [100 * x for x in (0.697, 0.704, majority, *ends)]
-        assert high - low >= 10 - 1e-9 and low < min(drawn) and max(drawn) < high
+        _, dots, ends = drawn_in(found)
+        apart = max(x for x, _ in dots) - min(x for x, _ in dots)
+        assert apart <= 480 * 0.7 / 10 + 0.2, "0.7 of ten points or more"
+        assert len(ends) == 9 and min(ends) > 0 and max(ends) < 480
 
 
-def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
+def test_the_page_has_the_table_and_the_figure_in_it():
     found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.822]}, {"1": 0.75, "2": 0.74}))
-    file = tmp_path / "scores.svg"
-    plot_settings(found, metric_class(found), file)
-    figure = file.read_text()
-    text = page("A <sweep>", ["Four runs."], [sweep_table(found)], figure)
+    figures = Figures([scores_figure(found)])
+    text = page("A <sweep>", ["Four runs."], [sweep_table(found), figures]).html()
     assert "A &lt;sweep&gt;" in text and "rate=2" in text
-    assert text.count("<svg") == 1 and "<?xml" not in text
+    assert text.count("<svg") == 1 and text.count("<circle") == 4
     assert '<td class="up">+10.1' in text
-    assert figure.count("</g>") > 20 and "rate=1" in figure
 
 
 def test_a_student_has_the_score_of_its_own_task_by_which_it_is_chosen():

@@ -13,15 +13,13 @@ import pytest
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import build_metrics, comparisons, difference, model_report
-from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.report import report
-from ds_distill.reporting.result_tables import evaluation_tables
-from ds_distill.reporting.verdict import verdict
+from ds_distill.reporting.result_tables import evaluation_tables, verdict
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.found import run_result, suite_results, summary
+from ds_distill.sweep.runs import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.sweep.suite_table import suite_results, suite_tables
-from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
+from ds_distill.sweep.tables import scores_figure, suite_tables, sweep_table
 from ds_distill.tables import Table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")
@@ -110,7 +108,7 @@ def test_an_undefined_score_is_shown_as_one(
             "control `labels` (undefined)." in said
         )
     if one is CONSTANT:
-        assert ": not comparable with teacher `bert`" in said
+        assert ", not comparable with teacher `bert`" in said
     for name in ("a", "b"):
         folder = tmp_path / name
         folder.mkdir()
@@ -126,7 +124,7 @@ def test_an_undefined_score_is_shown_as_one(
     assert ("are not told apart" in shown) == (one is not CONSTANT), "both runs are the same"
 
 
-def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> None:
+def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
     scores = {("1e-5", 1): GOOD, ("1e-5", 2): GOOD + NOISE, ("1", 1): GOOD, ("1", 2): CONSTANT}
     ended = {
         Variant((f"rate={rate}", f"seed={seed}")): run_result(results_of({"one": ("student", x)}))
@@ -140,7 +138,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
     [line] = [line for line in text.splitlines() if line.startswith("rate=1 ")]
     assert line.count("undefined") == 4, "score, one of the seeds, choosing, to the first"
     assert "the mean label: undefined" not in text
-    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
+    assert scores_figure(found).file().count("undefined") == 0
     alone = summary({variant: each for variant, each in ended.items() if variant.seed == "2"})
     assert alone["chosen"] == 0
     nothing = {v: run_result(results_of({"one": ("student", CONSTANT)})) for v in ended}
@@ -150,8 +148,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
         "No setting is chosen: none has a Pearson on the examples that choose."
         in sweep_table(found).text()
     )
-    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
-    assert (tmp_path / "scores.svg").read_text().count("undefined") == 2
+    assert scores_figure(found).file().count("undefined") == 2
 
 
 def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:

@@ -38,7 +38,7 @@ from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.reads import TOKENS
 from ds_distill.recipe.terms import losses_of
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

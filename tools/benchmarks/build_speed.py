@@ -30,9 +30,9 @@ from ds_distill.engine.precision import is_half
 from ds_distill.files import write_json
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator, inference_engine
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.run import Run
 
 TEMPERATURE = 2.0

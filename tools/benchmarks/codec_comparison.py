@@ -35,9 +35,9 @@ from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.run import Run
 
 TEMPERATURES = (1.0, 2.0)

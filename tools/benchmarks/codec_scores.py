@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import CompactCodec, VocabularyCodec
 from ds_distill.caching.fidelity import divergence
-from ds_distill.reporting.figure_files import new_figure
+from ds_distill.reporting.figures import new_figure
 from ds_distill.tables import Table
 
 

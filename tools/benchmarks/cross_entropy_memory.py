@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def write(file: Path, given: dict[str, Any], found: dict[str, list[dict[str, float]]]) -> None:
-    from ds_distill.run.environment import describe_environment
+    from ds_distill.run.inputs import describe_environment
 
     def over(way: str, key: str) -> float:
         return statistics.median(run[key] for run in found[way])

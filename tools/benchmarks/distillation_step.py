@@ -56,7 +56,7 @@ from rank_memory import peak_bytes
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Batch
 
 WARM_UP = 3

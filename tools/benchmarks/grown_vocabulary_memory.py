@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def write(file: Path, settings: dict[str, Any], found: dict[str, list[dict[str, float]]]) -> None:
-    from ds_distill.run.environment import describe_environment
+    from ds_distill.run.inputs import describe_environment
 
     medians = {
         way: {key: statistics.median(run[key] for run in runs) for key in runs[0]}

@@ -29,7 +29,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from toys import TOY_LABELS, make_tiny_bert, save_tiny, toy_text, toy_vocabulary
 
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 TEXTS = (10_000, 100_000, 1_000_000)
 CLASSES = (200, 2_000)

@@ -42,7 +42,7 @@ from two_engines_rival import _logits, adamw, kl  # noqa: E402
 from ds_distill.engine.world import World  # noqa: E402
 from ds_distill.files import write_json  # noqa: E402
 from ds_distill.models import packed, packed_deberta  # noqa: E402
-from ds_distill.run.environment import describe_environment  # noqa: E402
+from ds_distill.run.inputs import describe_environment  # noqa: E402
 from ds_distill.types import Batch  # noqa: E402
 
 ROUNDS, BLOCK = 14, 8

@@ -45,7 +45,7 @@ from ds_distill.process.timers import Timers, timing
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView, View
 

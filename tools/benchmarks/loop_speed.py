@@ -34,8 +34,8 @@ from ds_distill.process.timers import Timers
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.training import Training
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.observer import Observer
 from ds_distill.training.meter import WARM_UP_STEPS
 from ds_distill.types import Batch

@@ -75,7 +75,7 @@ def main() -> None:
     print(f"{given.ranks} ranks met in {found['met']:.1f} s; a text of rank 0: {slowest:.2f} s")
     if given.output:
         from ds_distill.files import write_json
-        from ds_distill.run.environment import describe_environment
+        from ds_distill.run.inputs import describe_environment
 
         write_json(given.output, {**found, "environment": describe_environment(1, "cpu")})
 

@@ -26,7 +26,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packing import packed_attention, packed_backend
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 SPREAD = 3.0
 """Standard deviation of the fp32 logits."""

@@ -25,7 +25,7 @@ import ds_distill.run.execute  # noqa: F401
 from ds_distill.files import write_json
 from ds_distill.process.ports import free_port
 from ds_distill.process.rendezvous import Rendezvous
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 RANKS = (8, 64)
 ROUNDS, BARRIERS, LIMIT = 3, 10, 300.0

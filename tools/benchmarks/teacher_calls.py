@@ -36,7 +36,7 @@ from ds_distill.engine.world import World
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import ATTENTION, attend, parts_called
 from ds_distill.models.packing import packed_attention, packed_backend
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.views import PackedView, PaddedView
 
 Pass = Callable[[PackedView], torch.Tensor]

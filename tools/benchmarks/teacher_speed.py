@@ -35,7 +35,7 @@ from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packing import packed_attention, packed_backend
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView, View
 

@@ -24,7 +24,7 @@ from training_speed import ratio
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 
 def measure(setting: Setting, world: World) -> dict[str, Any]:

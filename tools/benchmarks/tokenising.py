@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.files import write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 ALONE = "--alone"
 

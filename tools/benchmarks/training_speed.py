@@ -38,8 +38,8 @@ from ds_distill.planning.planner import Planner
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.run import Run
 from ds_distill.training.meter import WARM_UP_STEPS
 from ds_distill.training.setup import Job, start_engine

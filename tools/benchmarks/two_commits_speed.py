@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "golden"))
 from two_commits import full_name, worktree  # type: ignore[import-not-found]
 
 from ds_distill.files import read_json, write_json
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 
 def steps(

@@ -187,7 +187,7 @@ def main() -> None:
     import pytest
     import torch
 
-    from ds_distill.run.environment import describe_environment
+    from ds_distill.run.inputs import describe_environment
 
     torch.set_num_threads(1)  # of the plan: as each rank
     os.environ["HF_HUB_OFFLINE"] = "1"  # the recipe's data are named and not there

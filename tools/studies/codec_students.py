@@ -36,9 +36,9 @@ from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.inputs import describe_environment
 from ds_distill.run.run import Run
 from ds_distill.types import Batch
 

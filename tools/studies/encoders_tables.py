@@ -11,7 +11,7 @@ from typing import Any
 from encoders_recipes import TASKS, TEXT_ALONE, TRIPLE, methods
 from pages import row
 
-from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.evaluation.bootstrap import mean_interval
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "encoders.json"

@@ -30,7 +30,7 @@ from pages import row, show
 from routing import ROOT
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.evaluation.bootstrap import mean_interval
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.sweep.side_by_side import side_by_side
 

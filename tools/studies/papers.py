@@ -31,11 +31,11 @@ from papers_figure import CURVES, draw, pooled
 from papers_markdown import RESULTS, markdown, show
 from papers_tables import TABLES, Table, Variant, overrides_of
 
-from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.evaluation.bootstrap import mean_interval
 from ds_distill.files import read_json, write_json
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 
 MAJORITY = "majority class"
 """The baseline's name, beside the models'."""

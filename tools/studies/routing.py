@@ -44,7 +44,7 @@ from ds_distill.routing.comparison import compare
 from ds_distill.routing.fitting import states_of
 from ds_distill.routing.held_out import routed, routing_of_candidate
 from ds_distill.routing.policies import NOTHING
-from ds_distill.run.environment import describe_environment
+from ds_distill.run.inputs import describe_environment
 from ds_distill.types import Batch, Signals
 
 ROOT = Path(__file__).parents[2]
