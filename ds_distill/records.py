@@ -94,7 +94,8 @@ class Evaluation(TypedDict):
     over: Over
     metric: str
     metric_settings: dict[str, Any]
-    examples_mark: NotRequired[str]
+    examples_mark: str
+    """The same for evaluations that judged the same examples, in the same order."""
     models: dict[str, dict[str, Any]]
     """Of each `role`, `parameters`, `examples`, its scores and `to_baseline`."""
     baseline: dict[str, Any]

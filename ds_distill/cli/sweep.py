@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,6 @@ from ds_distill.process.signals import exit_on_signal, same_command
 from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
-    from ds_distill.recipe import Recipe
     from ds_distill.sweep.runs import SweepRun
     from ds_distill.sweep.sweep import Sweep
 
@@ -62,9 +61,7 @@ def sweep(
     quiet_libraries()
     from ds_distill.sweep.tables import write_sweep
 
-    first, *others = runs
-    recipes = {" ".join(run.variant.overrides): run.recipe for run in others}
-    run_sweep(path, runs, write_sweep, how, resume, {"": first.recipe, **recipes})
+    run_sweep(path, runs, write_sweep, how, resume)
 
 
 @command(
@@ -103,7 +100,7 @@ def suite(
     Each task, checkpoint, setting of the grid and seed is an ordinary run, FOLDER/runs/NAME. The
     setting is chosen for each task and checkpoint on the validation split; the test split judges.
     """
-    from ds_distill.sweep.suite import checkpoints_of, first_recipes, load_suite, suite_runs
+    from ds_distill.sweep.suite import checkpoints_of, load_suite, suite_runs
 
     references, overrides = checkpoints_and_overrides(checkpoints)
     loaded = load_suite(suite, overrides)
@@ -126,7 +123,7 @@ def suite(
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
     report = partial(write_suite, loaded, reference or next(iter(given)))
-    run_sweep(path, runs, report, how, resume, first_recipes(runs), chooses=True)
+    run_sweep(path, runs, report, how, resume, of_suite=True)
 
 
 def checkpoints_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -142,14 +139,13 @@ def run_sweep(
     report: Callable[[Sweep], str],
     how: HowToRun,
     resume: bool,
-    recipes: Mapping[str, Recipe],
     *,
-    chooses: bool = False,
+    of_suite: bool = False,
 ) -> None:
     """Check the runs, run what is left, and report what was found. Exits with 1 where one failed.
 
     report: writes what the runs found, and returns it as text.
-    recipes, chooses: as of `check_runs`.
+    of_suite: as of `check_runs`.
     """
     from ds_distill.process.machine import visible_gpus
     from ds_distill.sweep.run_processes import Pool, launches_at_once
@@ -159,7 +155,7 @@ def run_sweep(
     if how.num_gpus is not None:
         asked.check_ranks(how.num_gpus)
     if not resume:
-        for note in check_runs(recipes, print_reading, chooses=chooses):
+        for note in check_runs(runs, print_reading, of_suite=of_suite):
             say(f"Note: {note}")
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
     lines = asked.what_it_does()

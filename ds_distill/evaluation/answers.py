@@ -109,8 +109,5 @@ class AnswerPredictions(Predictions):
     def numbers(self) -> dict[str, int]:
         return {"examples": len(self), "windows": self.windows}
 
-    def same_examples(self, other: Predictions) -> bool:
-        return isinstance(other, AnswerPredictions) and self.right == other.right
-
     def __len__(self) -> int:
         return len(self.right)

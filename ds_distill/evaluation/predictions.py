@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import expit, logsumexp, softmax
@@ -30,9 +30,6 @@ RELIABILITY_BINS = 15
 class Predictions:
     """Of N examples, one model's."""
 
-    judged_by: ClassVar[tuple[str, ...]] = ("labels",)
-    """Of `arrays`: what is known of the examples, the same for all models."""
-
     def arrays(self) -> dict[str, np.ndarray]:
         """Its fields, as a run keeps them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -56,11 +53,6 @@ class Predictions:
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         """What `arrays` gave; labels: names of the task's classes."""
         return cls(**arrays)
-
-    def same_examples(self, other: Predictions) -> bool:
-        """Whether another model was judged by the same."""
-        mine, theirs = self.arrays(), other.arrays()
-        return all(np.array_equal(mine[name], theirs[name]) for name in self.judged_by)
 
 
 @dataclass(frozen=True)
@@ -176,8 +168,6 @@ class LabelPredictions(Predictions):
 @dataclass(frozen=True)
 class TokenScores(Predictions):
     """How a masked-LM does on each of N examples. All float64 [N]."""
-
-    judged_by = ("tokens",)
 
     loss: np.ndarray
     """Sum of the cross-entropies of its masked tokens, of those that all models know."""

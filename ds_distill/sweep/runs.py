@@ -17,107 +17,6 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.text import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
 
-
-@dataclass(frozen=True)
-class SweepRun:
-    variant: Variant
-    recipe: Recipe
-    arguments: tuple[str, ...]
-    """By which `ds-distill run` reads the recipe."""
-    folder: RunFolder
-    file: Path | None = None
-    """The recipe's, where the sweep has made it: it is written before anything runs."""
-
-    @property
-    def is_done(self) -> bool:
-        return self.folder.results.is_file()
-
-
-def runs_of(
-    reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
-) -> list[SweepRun]:
-    """The runs of a recipe under each variant.
-
-    reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
-
-    Raises UserError for settings that no recipe can have, where there is but one run, and for runs
-    that are judged by unlike scores.
-    """
-    if len(found) == 1:
-        raise UserError(
-            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
-            "training.learning_rate=1e-5,3e-5."
-        )
-    option = ["--small"] if small else []
-    runs = [
-        SweepRun(
-            variant,
-            load_recipe(reference, [*fixed, *variant.overrides], small),
-            (reference, *fixed, *variant.overrides, *option),
-            RunFolder(folder / "runs" / variant.name),
-        )
-        for variant in found
-    ]
-    _refuse_unlike_scores(runs)
-    return runs
-
-
-def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
-    """Raises UserError where a task's models are judged by other metrics or on other examples: of
-    such scores there is no difference, and no best one."""
-    seen: dict[str, tuple[dict[str, Any], str]] = {}  # task -> (what judges, the first run)
-    for run in runs:
-        for task, judge in _judges(run.recipe).items():
-            first, name = seen.setdefault(task, (judge, run.variant.name))
-            for key in {**first, **judge}:
-                if first.get(key) != judge.get(key):
-                    raise UserError(
-                        f"{name} would be judged with {key}={one_line(first.get(key))} and "
-                        f"{run.variant.name} with {key}={one_line(judge.get(key))}: a sweep "
-                        "compares its runs by one score, on the same examples. Start a sweep for "
-                        "each."
-                    )
-
-
-def _judges(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """By task what decides its score, as keys of the recipe: the metric, and the examples of the
-    last phase that evaluates."""
-    found = {}
-    for name, phase in recipe.named_phases():
-        if PHASES[phase.kind].makes == "evaluation":
-            task = recipe.task_of(phase)
-            splits = [split for split, _ in phase.reads]
-            at, data = f"{task.location}.data", task.data.model_dump(mode="json")
-            options = task.metric.model_dump(exclude={"name"}, exclude_defaults=True)
-            found[recipe.task_name(phase)] = {
-                f"{task.location}.metric": {"name": task.metric.name, **options},
-                f"phases.{name}.split": splits,
-                f"{at}.path": data["path"],
-                f"{at}.config": data["config"],
-                f"{at}.folds": data["folds"],
-                **{
-                    f"{at}.{key}.{split}": data[key].get(split)
-                    for key in ("splits", "per_class", "limit")
-                    for split in splits
-                },
-            }
-    return found
-
-
-def check_folder(folder: Path, *, resume: bool) -> None:
-    """Raises UserError for a folder that holds something else than a sweep to go on with."""
-    refuse_links_out(folder)
-    if (folder / SWEEP).is_file():
-        if not resume:
-            raise UserError(
-                f"{folder} holds a sweep. Add --resume to continue it, or give --folder."
-            )
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists and holds no sweep. Give --folder for another one.")
-    elif (why := why_unwritable(folder)) is not None:
-        raise UserError(f"--folder {folder}: {why}. Name another folder.")
-
-
 SEED = "seed"
 _OPEN, _CLOSE, _QUOTES = "([{", ")]}", "'\""
 _BEFORE_A_QUOTE = _OPEN + _QUOTES + ",:"
@@ -208,3 +107,102 @@ def split(text: str) -> list[str]:
             "where values end. Add it, or set a value that holds one in quotes."
         )
     return parts
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    variant: Variant
+    recipe: Recipe
+    sweep: Path
+    """The sweep's folder."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.sweep / "runs" / self.variant.name)
+
+    @property
+    def file(self) -> Path:
+        """The recipe's, from which `ds-distill run` reads it."""
+        return self.sweep / "recipes" / f"{self.variant.name}.yaml"
+
+    @property
+    def is_done(self) -> bool:
+        return self.folder.results.is_file()
+
+
+def runs_of(
+    reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
+) -> list[SweepRun]:
+    """The runs of a recipe under each variant.
+
+    reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
+
+    Raises UserError for settings that no recipe can have, where there is but one run, and for runs
+    that are judged by unlike scores.
+    """
+    if len(found) == 1:
+        raise UserError(
+            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
+            "training.learning_rate=1e-5,3e-5."
+        )
+    runs = [
+        SweepRun(v, load_recipe(reference, [*fixed, *v.overrides], small), folder) for v in found
+    ]
+    _refuse_unlike_scores(runs)
+    return runs
+
+
+def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
+    """Raises UserError where a task's models are judged by other metrics or on other examples: of
+    such scores there is no difference, and no best one."""
+    seen: dict[str, tuple[dict[str, Any], str]] = {}  # task -> (what judges, the first run)
+    for run in runs:
+        for task, judge in _judges(run.recipe).items():
+            first, name = seen.setdefault(task, (judge, run.variant.name))
+            for key in {**first, **judge}:
+                if first.get(key) != judge.get(key):
+                    raise UserError(
+                        f"{name} would be judged with {key}={one_line(first.get(key))} and "
+                        f"{run.variant.name} with {key}={one_line(judge.get(key))}: a sweep "
+                        "compares its runs by one score, on the same examples. Start a sweep for "
+                        "each."
+                    )
+
+
+def _judges(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """By task what decides its score, as keys of the recipe: the metric, and the examples of the
+    last phase that evaluates."""
+    found = {}
+    for name, phase in recipe.named_phases():
+        if PHASES[phase.kind].makes == "evaluation":
+            task = recipe.task_of(phase)
+            splits = [split for split, _ in phase.reads]
+            at, data = f"{task.location}.data", task.data.model_dump(mode="json")
+            options = task.metric.model_dump(exclude={"name"}, exclude_defaults=True)
+            found[recipe.task_name(phase)] = {
+                f"{task.location}.metric": {"name": task.metric.name, **options},
+                f"phases.{name}.split": splits,
+                f"{at}.path": data["path"],
+                f"{at}.config": data["config"],
+                f"{at}.folds": data["folds"],
+                **{
+                    f"{at}.{key}.{split}": data[key].get(split)
+                    for key in ("splits", "per_class", "limit")
+                    for split in splits
+                },
+            }
+    return found
+
+
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Raises UserError for a folder that holds something else than a sweep to go on with."""
+    refuse_links_out(folder)
+    if (folder / SWEEP).is_file():
+        if not resume:
+            raise UserError(
+                f"{folder} holds a sweep. Add --resume to continue it, or give --folder."
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and holds no sweep. Give --folder for another one.")
+    elif (why := why_unwritable(folder)) is not None:
+        raise UserError(f"--folder {folder}: {why}. Name another folder.")

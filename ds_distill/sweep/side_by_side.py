@@ -18,10 +18,10 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.scores import difference
 from ds_distill.planning.units import duration
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.metrics.metric import Metric, no_width
+from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.records import read_results
-from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
+from ds_distill.reporting.result_tables import difference_cell, wide_note
 from ds_distill.reporting.results import (
     answer_of,
     evaluation_of_student,
@@ -96,12 +96,6 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
     for number, record in enumerate(results.get("phases", [])):
         if PHASES[record["kind"]].makes != "evaluation":
             continue
-        if "examples_mark" not in record:
-            raise UserError(
-                f"{run.results}: an earlier version of ds_distill wrote it, and it does not say "
-                "which examples were judged. Evaluate the student anew: ds-distill evaluate "
-                f"{folder} RECIPE --output FOLDER."
-            )
         found = True
         file = run.predictions(number, record["phase"])
         student = results["student"] if record in as_shipped else None
@@ -169,20 +163,11 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
 
 def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[str, Any] | None:
     """The difference of two models on the same examples, and its interval; None where one has no
-    predictions, or was judged on some of the examples. Raises UserError for predictions of other
-    examples than the records say."""
+    predictions, or was judged on some of the examples."""
     mine, theirs = one.saved, other.saved
     in_part = any("not_given" in e.record["models"][m] for e, m in ((one, model), (other, others)))
     if mine is None or theirs is None or in_part:
         return None
-    for found, name, one_of in ((mine, model, one), (theirs, others, other)):
-        if name not in found.models:
-            raise UserError(f"{one_of.predictions}: has none of {name!r}. Copy the run again.")
-    if mine.labels != theirs.labels or not mine.models[model].same_examples(theirs.models[others]):
-        raise UserError(
-            f"{one.predictions} and {other.predictions} are not of the same examples, though the "
-            "runs' results say so. Copy the runs again."
-        )
     groups = components(np.stack([mine.groups, theirs.groups], axis=1))
     return difference(mine.models[model], theirs.models[others], one.metric, groups)
 
@@ -241,21 +226,11 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
     yield from undefined_note([baseline[metric.name], *(row["score"] for row in group["rows"])])
     yield from _not_comparable(group)
     for pair in group["pairs"]:
-        names = [
-            f"{run} ({model})" for run, model in zip(pair["runs"], pair["models"], strict=True)
-        ]
-        second = [pair["runs"][1], pair["models"][1]]
-        [row] = [row for row in group["rows"] if [row["run"], row["model"]] == second]
-        shown = difference_cell(metric, pair, row["score"]).text
-        outcome = outcome_of(metric, pair["interval"])
-        if pair["interval"] is None:
-            yield f"The difference of {names[1]} and {names[0]} is undefined."
-        elif outcome:
-            yield f"{names[1]} is {outcome} than {names[0]}: {shown}."
-        elif no_width(pair["interval"]):
-            yield f"{names[1]} and {names[0]} are not told apart: {shown}."
-        else:
-            yield f"{names[1]} and {names[0]} differ within chance: {shown}."
+        first, second = zip(pair["runs"], pair["models"], strict=True)
+        [score] = [r["score"] for r in group["rows"] if (r["run"], r["model"]) == second]
+        shown = difference_cell(metric, pair, score)
+        told = f"{shown.outcome} than" if shown.outcome else "not told apart from"
+        yield f"{second[0]} ({second[1]}) is {told} {first[0]} ({first[1]}): {shown.text}."
 
 
 def _not_comparable(group: dict[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ds_distill.recipe.section import Count, Name, Section, refused
 from ds_distill.recipe.tasks import Task
 from ds_distill.recipe.text import read
 from ds_distill.recipe.training import Training
-from ds_distill.run.folder import RunFolder, student_folder
+from ds_distill.run.folder import student_folder
 from ds_distill.sweep.runs import SEED, SweepRun, Variant
 
 T = TypeVar("T")
@@ -229,18 +229,6 @@ def suite_runs(suite: Suite, checkpoints: Mapping[str, str], folder: Path) -> li
     for task, checkpoint, setting, seed in every:
         values = [f"{key}={value:g}" for key, value in setting.items()]
         about = (f"task={task}", f"checkpoint={checkpoint}", *values, f"{SEED}={seed}")
-        variant = Variant(about)
-        file = folder / "recipes" / f"{variant.name}.yaml"
         recipe = suite.recipe(task, checkpoint, checkpoints[checkpoint], seed=seed, **setting)
-        run_folder = RunFolder(folder / "runs" / variant.name)
-        runs.append(SweepRun(variant, recipe, (str(file),), run_folder, file))
+        runs.append(SweepRun(Variant(about), recipe, folder))
     return runs
-
-
-def first_recipes(runs: Sequence[SweepRun]) -> dict[str, Recipe]:
-    """Of each task with each checkpoint: their other runs differ in how they train."""
-    found: dict[str, Recipe] = {}
-    for run in runs:
-        task, checkpoint = (each.partition("=")[2] for each in run.variant.overrides[:2])
-        found.setdefault(f"{task} with {checkpoint}", run.recipe)
-    return found

@@ -1,6 +1,7 @@
 """A sweep: runs of one recipe under several settings, each an ordinary run in a folder of its own.
 
-FOLDER/sweep.json        the recipe of each run
+FOLDER/sweep.json        the recipe of each run, and as files
+FOLDER/recipes/NAME.yaml
 FOLDER/shared/NAME       runs of the phases that several runs have in common
 FOLDER/runs/NAME         the runs
 FOLDER/logs/NAME.txt     what they print
@@ -13,7 +14,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,10 @@ class Shared:
     def name(self) -> str:
         return f"shared,{self.folder.path.name}"
 
-    def child(self, path: Path, ranks: int | None) -> Child:
-        last = self.runs[0].recipe.phase_names()[self.phases - 1]
-        return _child(self.name, self.runs[0], self.folder, path, ranks, "--until", last)
+    def child(self, ranks: int | None) -> Child:
+        first = self.runs[0]
+        last = first.recipe.phase_names()[self.phases - 1]
+        return _child(self.name, first, self.folder, ranks, "--until", last)
 
 
 class Sweep:
@@ -133,8 +135,7 @@ class Sweep:
         """Make the sweep's folder."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
         for run in self.runs:
-            if run.file is not None:
-                write_text(run.file, dump_recipe(run.recipe))
+            write_text(run.file, dump_recipe(run.recipe))
         write_json(self.path / SWEEP, {"runs": self._recipes})
 
     def what_it_does(self) -> list[str]:
@@ -156,7 +157,7 @@ class Sweep:
         keep: the weights of models, and caches.
         """
         once = [one for one in self.shared if not one.is_done]
-        failed = self._run([one.child(self.path, pool.ranks) for one in once], pool, say)
+        failed = self._run([one.child(pool.ranks) for one in once], pool, say)
         lost = set[str]()
         for shared in self.shared:
             for run in shared.runs:
@@ -165,9 +166,7 @@ class Sweep:
                 elif not run.folder.holds_run():
                     begin_from(shared.folder.path, run.folder.path, run.recipe)
         left = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
-        children = [
-            _child(run.variant.name, run, run.folder, self.path, pool.ranks) for run in left
-        ]
+        children = [_child(run.variant.name, run, run.folder, pool.ranks) for run in left]
         failed += self._run(children, pool, say, self._end_of(keep))
         if not keep and not failed:
             shutil.rmtree(self.path / "shared", ignore_errors=True)
@@ -236,33 +235,32 @@ class Sweep:
         return [run.variant.name for run in self.runs if not run.is_done]
 
 
-def _child(
-    name: str, run: SweepRun, folder: RunFolder, path: Path, ranks: int | None, *options: str
-) -> Child:
-    """path: the sweep's folder."""
+def _child(name: str, run: SweepRun, folder: RunFolder, ranks: int | None, *options: str) -> Child:
     resume = ["--resume"] if folder.holds_run() else []
     command = ["run"] if ranks is None else ["launch", "--num-gpus", str(ranks)]
-    whole = (*command, *run.arguments, "--folder", str(folder.path), *options, *resume)
-    return Child(name, whole, path / "logs" / f"{name}.txt")
+    whole = (*command, str(run.file), "--folder", str(folder.path), *options, *resume)
+    return Child(name, whole, run.sweep / "logs" / f"{name}.txt")
 
 
 _MODELS_AND_DATA = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
 
 
 def check_runs(
-    runs: Mapping[str, Recipe], progress: Progress | None = None, *, chooses: bool = False
+    runs: Sequence[SweepRun], progress: Progress | None = None, *, of_suite: bool = False
 ) -> list[str]:
     """Notes. Raises UserError with all that is wrong: models and data are looked at once for runs
     that have the same.
 
-    runs: by what a message calls them; "" for one that needs no name.
     progress: as of `open_source`.
-    chooses: a setting is chosen on the split validation, which must be there.
+    of_suite: a setting is chosen on the split validation, which must be there, and a message names
+        task and checkpoint; else it names the settings, of all but the first run.
     """
     notes: dict[str, list[str]] = {}  # what there is to say -> of which runs
     mistakes: list[Mistake] = []
     checked = set[str]()
-    for name, recipe in runs.items():
+    for run in runs:
+        recipe, overrides = run.recipe, run.variant.overrides
+        name = " ".join(overrides[:2]) if of_suite else " ".join(overrides) * (run is not runs[0])
         read = recipe.model_dump_json(include=_MODELS_AND_DATA)
         try:
             if read in checked:
@@ -271,7 +269,7 @@ def check_runs(
             checked.add(read)
             for note in check_all(recipe, progress):
                 notes.setdefault(note, []).append(name)
-            if chooses:
+            if of_suite:
                 _check_validation(recipe)
         except UserError as error:
             mistakes += (Mistake(name, str(mistake)) for mistake in error.mistakes)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.sweep.suite import builtin_suites, first_recipes, load_suite, suite_runs
+from ds_distill.sweep.suite import builtin_suites, load_suite, suite_runs
 from ds_distill.sweep.sweep import check_runs
 
 
@@ -83,4 +83,4 @@ def test_built_in_suites_find_the_shared_data(
     short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
     suite = load_suite(name, [f"data_folder={shared_data}", *short])
     runs = suite_runs(suite, {"bert": str(tiny_models["bert"])}, tmp_path)
-    check_runs(first_recipes(runs), chooses=True)
+    check_runs(runs, of_suite=True)

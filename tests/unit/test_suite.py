@@ -24,7 +24,6 @@ from ds_distill.sweep.suite import (
     Suite,
     builtin_suites,
     checkpoints_of,
-    first_recipes,
     load_suite,
     suite_runs,
 )
@@ -153,11 +152,14 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
     given = {"toy": str(tiny_models["toy"]), "gone": "./gone"}
     runs = suite_runs(made(toy_task, **changes), given, tmp_path)
     with pytest.raises(UserError) as failure:
-        check_runs(first_recipes(runs), chooses=True)
+        check_runs(runs, of_suite=True)
     lines = [*map(str, failure.value.mistakes)]
-    assert any(line.startswith("good with gone, ") and "no such folder" in line for line in lines)
-    assert any("bad with toy" in line and "no split 'validation'" in line for line in lines)
-    assert any("long with toy" in line and "at most 128 tokens" in line for line in lines)
+    for start, what in (
+        ("task=good checkpoint=gone, ", "no such folder"),
+        ("task=bad checkpoint=toy", "no split 'validation'"),
+        ("task=long checkpoint=toy", "at most 128 tokens"),
+    ):
+        assert any(line.startswith(start) and what in line for line in lines), lines
 
 
 # ----------------------------------------------------------------------------------- results

@@ -103,12 +103,12 @@ def test_what_groups_of_runs_share_is_said_once(toy_recipe):
     assert len(sweep_of(toy_recipe, "task.data.limit.train=5,10").runs) == 2
 
 
-def test_a_run_of_a_sweep_is_read_again_from_its_arguments(toy_recipe, tmp_path):
-    found = runs_of(str(toy_recipe), *variants(["seed=3,1", "name=a"]), False, tmp_path)
+def test_a_run_of_a_sweep_is_read_again_from_its_file(toy_recipe):
+    made = sweep_of(toy_recipe, "seed=3,1", "name=a")
+    made.begin()
+    found = made.runs
     assert [(run.variant.name, run.recipe.seed) for run in found] == [("seed=3", 3), ("seed=1", 1)]
-    assert [load_recipe(one.arguments[0], one.arguments[1:]) for one in found] == [
-        one.recipe for one in found
-    ]
+    assert [load_recipe(one.file) for one in found] == [one.recipe for one in found]
 
 
 def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path):
