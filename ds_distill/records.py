@@ -133,41 +133,41 @@ def read_results(file: Path) -> dict[str, Any]:
     """results.json of a finished run. Raises UserError where it is unreadable, or an earlier
     version's."""
     fix = "Copy the run again, or evaluate its student anew."
-    found: dict[str, Any] = read_object(file, fix, Results)
-    for number, record in enumerate(found["phases"]):
-        _check_record(record, f"{file}: phases.{number}", fix)
+    found: dict[str, Any] = read_object(file, fix)
+    lacks = sorted(Results.__required_keys__ - {*found})
+    for record in found.get("phases", ()):
+        lacks += _lacking(record)
+    _refuse_lacking(file, lacks, fix)
     return found
 
 
 def read_record(file: Path) -> dict[str, Any]:
     """A phase's record. Raises as `read_results`."""
     fix = "Remove that file, and the phase runs again."
-    found = read_object(file, fix)
-    _check_record(found, str(file), fix)
+    found: dict[str, Any] = read_object(file, fix)
+    _refuse_lacking(file, _lacking(found), fix)
     return found
 
 
-def read_object(file: Path, fix: str, kind: Any = None) -> Any:
-    """What a run wrote as JSON. Raises UserError where it is unreadable, or lacks what `kind`
-    requires; fix: what to do then."""
+def read_object(file: Path, fix: str) -> Any:
+    """What a run wrote as JSON. Raises UserError where it is unreadable; fix: what to do then."""
     try:
-        found = read_json(file)
+        return read_json(file)
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: not readable as JSON: {error}. {fix}") from error
-    _check(kind, found, str(file), fix)
-    return found
 
 
-def _check_record(record: dict[str, Any], where: str, fix: str) -> None:
-    _check(Record, record, where, fix)
-    if record["kind"] not in PHASES:
-        raise UserError(f"{where}: no kind of phase is called {record['kind']!r}. {fix}")
-    _check(_OF_KIND.get(PHASES[record["kind"]].makes), record, where, fix)
+def _lacking(record: dict[str, Any]) -> list[str]:
+    kind = PHASES.get(record.get("kind", ""))
+    if kind is None:
+        return [f"phase of the kind {record.get('kind')!r}"]
+    own = _OF_KIND.get(kind.makes, Record)
+    return sorted((Record.__required_keys__ | own.__required_keys__) - {*record})
 
 
-def _check(kind: Any, found: Any, where: str, fix: str) -> None:
-    if kind is not None and (missing := sorted(kind.__required_keys__ - {*found})):
+def _refuse_lacking(file: Path, lacks: list[str], fix: str) -> None:
+    if lacks:
         raise UserError(
-            f"{where}: has no {', '.join(missing)}. It is not as this version of ds_distill "
-            f"writes it. {fix}"
+            f"{file}: has no {', '.join(dict.fromkeys(lacks))}, so it is not as this version of "
+            f"ds_distill writes it. {fix}"
         )

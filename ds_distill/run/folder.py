@@ -346,7 +346,7 @@ class RunFolder:
         if not all(record.is_file() for record in records):
             return None
         fix = "Remove that folder, and the model is trained again."
-        return [read_object(record, fix, TrainedModel) for record in records]
+        return [read_object(record, fix) for record in records]
 
     def read_environment(self) -> dict[str, Any]:
         """environment.json; empty where no run has begun."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -35,12 +35,8 @@ class Amount:
     """Rows of its head: masked tokens, or examples."""
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(
-            self.examples + other.examples,
-            self.tokens + other.tokens,
-            self.squares + other.squares,
-            self.rows + other.rows,
-        )
+        both = zip(astuple(self), astuple(other), strict=True)
+        return Amount(*(one + more for one, more in both))
 
 
 @dataclass

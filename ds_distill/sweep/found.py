@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import mean_interval, resampled, variance_of_examples
 from ds_distill.evaluation.scores import retention
 from ds_distill.recipe.metrics.metric import MetricClass
@@ -82,11 +81,8 @@ Value = tuple[float | None, Drawn | None]
 
 def drawn(folder: Path, student: str) -> Drawn | None:
     """Of a student of a run, where the shipped one was judged, see `evaluation_of_student`; None
-    where an earlier version has made the run, or its predictions are gone."""
-    try:
-        one = next((one for one in evaluations(folder, "") if one.stands_for_run), None)
-    except UserError:
-        return None
+    where its predictions are gone."""
+    one = next((one for one in evaluations(folder, "") if one.stands_for_run), None)
     if one is None or (saved := one.saved) is None or student not in saved.models:
         return None
     scores = resampled(saved.models[student], one.metric, groups=saved.groups)

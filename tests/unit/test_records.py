@@ -33,14 +33,14 @@ def test_what_a_run_writes_is_read_as_it_is(tmp_path: Path) -> None:
     ("changed", "named"),
     [
         ({"phases": None}, "results.json: has no phases"),
-        ({"phases": [{**EVALUATION, "kind": "dream"}]}, "phases.0: no kind of phase .* 'dream'"),
+        ({"phases": [{**EVALUATION, "kind": "dream"}]}, "has no phase of the kind 'dream'"),
         (
             {"phases": [{k: v for k, v in EVALUATION.items() if k not in ("models", "task")}]},
-            "phases.0: has no task",
+            "has no models, task",
         ),
         (
             {"phases": [{k: v for k, v in EVALUATION.items() if k not in ("models", "over")}]},
-            "phases.0: has no models, over",
+            "has no models, over",
         ),
     ],
 )
