@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,35 +58,23 @@ class Run:
         """Of a training, by its phase's number and its model, on the main process of GPUs."""
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self.labels: list[str] = source.labels
+        part = (
+            None if recipe.task is not None else task_name
+        )  # the only task has no part of its own
+        self.fitted, self.comparison = folder.fitted(part), folder.comparison(part)
+        """The files of what the task's expertise phase fits, and of its comparison of policies."""
         self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)
         self.data = TaskData(
             recipe,
             task_name,
             source,
-            folder.data(self._part),
+            folder.data(part),
             world,
             prepare=self.kind.prepare,
             labelled=self.kind.examples,
             models=lambda: [self.reference(name, 0) for name in (*recipe.teachers, "student")],
             bar=log.bar,
         )
-
-    # ------------------------------------------------------------------------- files
-
-    @property
-    def _part(self) -> str | None:
-        """The task's part of the run's folder; the only task has no part of its own."""
-        return None if self.recipe.task is not None else self.task_name
-
-    @property
-    def fitted(self) -> Path:
-        """The file of what the task's expertise phase has fitted."""
-        return self.folder.fitted(self._part)
-
-    @property
-    def comparison(self) -> Path:
-        """The file of that phase's comparison of policies."""
-        return self.folder.comparison(self._part)
 
     # ----------------------------------------------------------------------- batches
 
