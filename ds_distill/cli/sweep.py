@@ -148,8 +148,7 @@ def run_sweep(
     of_suite: as of `check_runs`.
     """
     from ds_distill.process.machine import visible_gpus
-    from ds_distill.sweep.run_processes import Pool, launches_at_once
-    from ds_distill.sweep.sweep import Sweep, check_runs
+    from ds_distill.sweep.sweep import Pool, Sweep, check_runs, launches_at_once
 
     asked = Sweep(path, runs)
     if how.num_gpus is not None:

@@ -31,8 +31,7 @@ from ds_distill.models.configuration import load_config
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import predictions_file, resolve_model
 from ds_distill.records import read_object
-from ds_distill.run.folder import RunFolder
-from ds_distill.run.resumable_keys import changes
+from ds_distill.run.folder import RunFolder, changes
 
 
 def refuse_other_recipe(recipe: Recipe, world: World) -> None:

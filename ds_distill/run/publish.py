@@ -19,9 +19,8 @@ from ds_distill.recipe.lineage import shippable, steps
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.records import read_record
-from ds_distill.reporting.curves import curves
 from ds_distill.reporting.model_card import how_to_load, model_card
-from ds_distill.reporting.report import report
+from ds_distill.reporting.report import curves, report
 from ds_distill.reporting.result_tables import verdict
 from ds_distill.reporting.results import uses
 from ds_distill.run.events import RunLog, read_events

@@ -12,8 +12,7 @@ from ds_distill.files import read_json, write_json
 from ds_distill.process.failures import Failure, record_failure
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import PHASES
-from ds_distill.run.folder import RunFolder
-from ds_distill.run.resumable_keys import Change
+from ds_distill.run.folder import Change, RunFolder
 
 
 @pytest.fixture

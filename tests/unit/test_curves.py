@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.curves import HEIGHT, MOST_POINTS, WIDTH, curves
 from ds_distill.reporting.page import Figure, Page, Section
+from ds_distill.reporting.report import HEIGHT, MOST_POINTS, WIDTH, curves
 
 ACCURACY, LOSS = METRICS["classes"]["accuracy"], METRICS["masked tokens"]["loss"]
 

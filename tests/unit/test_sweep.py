@@ -29,9 +29,16 @@ from ds_distill.recipe import load_recipe
 from ds_distill.reporting.page import Figures, page
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.found import drawn, run_result, summary
-from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
 from ds_distill.sweep.runs import Variant, check_folder, runs_of, split, variants
-from ds_distill.sweep.sweep import Sweep, around_phases, begin_from, shared_phases
+from ds_distill.sweep.sweep import (
+    Child,
+    Pool,
+    Sweep,
+    around_phases,
+    begin_from,
+    launches_at_once,
+    shared_phases,
+)
 from ds_distill.sweep.tables import scores_figure, sweep_table
 
 VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)
