@@ -108,9 +108,10 @@ def _entries(run: Run) -> list[dict[str, Any]]:
 
 def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
     """What is known of a teacher as it is now."""
-    own = reference.name, _files_of(run, reference)
-    found = (entry for entry in _entries(run) if (entry["teacher"], entry["model"]) == own)
-    return next(found, None)
+    for entry in _entries(run):
+        if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
+            return entry
+    return None
 
 
 def _files_of(run: Run, reference: ModelReference) -> list[str | None]:

@@ -36,7 +36,7 @@ from ds_distill.process import failures, lease
 from ds_distill.process.launcher import ends_with, shell_code
 from ds_distill.process.signals import STOPPED
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.phase import PhaseSettings
+from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.training import Training
 from ds_distill.records import read_object, read_results
 from ds_distill.run.folder import SWEEP, RunFolder, changes

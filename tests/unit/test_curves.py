@@ -42,7 +42,7 @@ def figures(training: Section) -> list[Figure]:
 def points(events: list[Any]) -> list[str]:
     """Of the losses' line."""
     [training] = trainings(events, ["distil"], [ACCURACY])
-    [drawn] = re.findall('points="([^"]*)"|cx="([^"]*)"', figures(training)[0].drawn)
+    [drawn] = re.findall('points="([^"]*)"|cx="([^"]*)"', figures(training)[0].svg())
     return "".join(drawn).split()
 
 
@@ -61,7 +61,7 @@ def test_each_training_has_its_losses_and_its_score():
     losses, scores = figures(first)
     one_term = "<strong>loss, 1 to 3, 20 steps</strong> "
     assert losses.caption.startswith(one_term) and losses.caption.count("entry") == 1
-    assert f'points="{WIDTH / 2:.1f},0.0 {WIDTH:.1f},{HEIGHT:.1f}"' in losses.drawn
+    assert f'points="{WIDTH / 2:.1f},0.0 {WIDTH:.1f},{HEIGHT:.1f}"' in losses.svg()
     assert scores.label == "a+b: accuracy on validation, 25.0% to 75.0%, 20 steps"
     assert " a 75.0%<" in scores.caption and " b 25.0%<" in scores.caption
     [only] = figures(second)
@@ -93,7 +93,7 @@ def test_a_lone_point_is_seen_and_equal_ones_are_in_the_middle(count):
     events = [train(0, "student", step, loss=2.0 - step) for step in range(2)]
     events += [validation(0, "student", step + 1, accuracy=0.5) for step in range(count)]
     [training] = trainings(events, ["distil"], [ACCURACY])
-    drawn = figures(training)[1].drawn
+    drawn = figures(training)[1].svg()
     lone = f'<circle cx="{WIDTH:.1f}" cy="{HEIGHT / 2:.1f}" r="3"'
     assert (lone if count == 1 else f' {WIDTH:.1f},{HEIGHT / 2:.1f}"') in drawn
     assert (drawn.count("<circle"), drawn.count("<polyline")) == (2 - count, count - 1)

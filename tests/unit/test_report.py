@@ -497,7 +497,7 @@ def test_of_many_classes_a_page_shows_the_worst_and_the_best():
     *_, table = evaluation_tables(record)
     assert (len(table.rows), len(table.folded)) == (20, 180)
     assert "\nand 180 more\n" in table.text()
-    assert len(Page(tables_page("title", [], [table])).tags) > 4 * 200
+    assert len(Page(tables_page("title", [], [table]).html()).tags) > 4 * 200
 
 
 # ------------------------------------------------------------------------------ in a folder

@@ -56,7 +56,7 @@ KNOWN = {
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("process/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
     ("process/peak_memory.py", "forget_resident_peak"): "an order to the kernel, no file",
-    ("sweep/run_processes.py", "Pool._run"): "what a run prints, added to a log",
+    ("sweep/sweep.py", "Pool._run"): "what a run prints, added to a log",
     ("sweep/sweep.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }
