@@ -97,7 +97,7 @@ _MODULES = {
     "check_recipe": "check.check:check_all",
     "content_keys": "keys",
     "distil": "one_call",
-    "evaluate": "evaluation.classifier",
+    "evaluate": "evaluation.scores",
     "load_recipe": "recipe",
     "predict": "predictors.prediction",
     "read_signals": "models.encoder",
