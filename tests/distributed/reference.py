@@ -49,6 +49,66 @@ MAX_GRAD_NORM = {
 that all of them share."""
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """One training on ranks. resident: the student stays whole. packed: teachers read without
+    padding. ahead: of how many steps they read the texts at once."""
+
+    config: str = "zero3_fp32"
+    task: str = "classification"
+    batches: str = "even"
+    policy: str = "average"
+    resident: bool = True
+    packed: bool = False
+    ahead: int = 1
+
+
+def at_stages(name: str, *stages: int, **about: Any) -> dict[str, Scenario]:
+    return {name.format(stage): Scenario(f"zero{stage}_fp32", **about) for stage in stages}
+
+
+MASKED_LM: dict[str, Any] = {"task": "masked-lm"}
+SCENARIOS = {
+    **at_stages("zero{}_fp32", 0, 1, 2, 3),
+    "ahead_zero3": Scenario(ahead=STEPS),
+    "ahead_masked_lm": Scenario(**MASKED_LM, resident=False, ahead=2),
+    "ahead_packed": Scenario("zero1_fp32", packed=True, ahead=2),
+    "sharded_student": Scenario(resident=False),
+    "expertise": Scenario(batches="opposed", policy="expertise"),
+    **at_stages("uneven_zero{}", 2, 3, batches="uneven"),
+    **at_stages("switch_zero{}", 0, 1, 2, 3, batches="switch"),
+    "switch_sharded_student": Scenario(batches="switch", resident=False),
+    **at_stages("many_labels_zero{}", 0, 1, 2, 3, batches="many labels"),
+    # The second teacher knows two of the four classes, one of them by two outputs.
+    **at_stages("partial_zero{}", 0, 3, batches="partial", policy="partial"),
+    # Embeddings and inner layers, a projection for each pair; the Jensen-Shannon divergence.
+    "layers_zero3": Scenario(batches="layers"),
+    # The teacher's head is tied to its embeddings, sharded at stage 3; the KL goes through
+    # linear_kl.
+    **at_stages("masked_lm_zero{}", 1, 3, **MASKED_LM),
+    "masked_lm_sharded_student": Scenario(**MASKED_LM, resident=False),
+    # Losses on attention alone, and of every token beside others; a rank without rows.
+    **at_stages("attention_zero{}", 0, 1, 2, 3, **MASKED_LM, batches="attention"),
+    "attention_sharded_student": Scenario(**MASKED_LM, batches="attention", resident=False),
+    # More words than the teacher knows, in the tied embeddings of the student.
+    **at_stages("grown_zero{}", 0, 1, 2, 3, **MASKED_LM, batches="grown"),
+    "grown_sharded_student": Scenario(**MASKED_LM, batches="grown", resident=False),
+    **at_stages("tokens_zero{}", 1, 3, **MASKED_LM, batches="tokens"),
+    "packed tokens": Scenario(**MASKED_LM, batches="tokens", packed=True),
+    # The first teacher is a DeBERTa-v3, the second a RoBERTa.
+    "packed other families": Scenario(task="other families", packed=True),
+    "packed uneven": Scenario(batches="uneven", packed=True),
+    "packed masked-lm": Scenario(**MASKED_LM, packed=True),
+}
+"""In fp32: compared with a plain loop."""
+
+LOW = {
+    f"zero{stage}_{half}": Scenario(f"zero{stage}_{half}")
+    for half, stages in {"bf16": (0, 1, 2, 3), "fp16": (1, 2, 3)}.items()
+    for stage in stages
+}
+
+
 def max_grad_norm(task: str, kind: str) -> float:
     return MAX_GRAD_NORM.get(kind, MAX_GRAD_NORM[task])
 

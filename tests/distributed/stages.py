@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from reference import max_grad_norm, plain_loop  # noqa: E402
+from reference import LOW, SCENARIOS, max_grad_norm, plain_loop  # noqa: E402
 
 FP32, BF16, FP16 = 1e-4, 1.5e-3, 1e-3
 """Relative tolerance of losses. In bf16 a sum over other parts is rounded otherwise: 6e-5 was the
@@ -27,46 +27,6 @@ WEIGHTS = 1e-5
 its own size, rounding included, so that one tolerance holds for all weights; 7e-7 was the
 largest difference seen."""
 
-SCENARIOS = {
-    # name: (task, batches, policy)
-    **{f"zero{stage}_fp32": ("classification", "even", "average") for stage in range(4)},
-    # Teachers read the texts of several steps at once.
-    **{f"ahead_{name}": ("classification", "even", "average") for name in ("zero3", "packed")},
-    "ahead_masked_lm": ("masked-lm", "even", "average"),
-    "sharded_student": ("classification", "even", "average"),
-    "expertise": ("classification", "opposed", "expertise"),
-    "uneven_zero2": ("classification", "uneven", "average"),
-    "uneven_zero3": ("classification", "uneven", "average"),
-    **{f"switch_zero{stage}": ("classification", "switch", "average") for stage in range(4)},
-    "switch_sharded_student": ("classification", "switch", "average"),
-    **{
-        f"many_labels_zero{stage}": ("classification", "many labels", "average")
-        for stage in range(4)
-    },
-    # The second teacher knows two of the four classes, one of them by two outputs.
-    **{f"partial_zero{stage}": ("classification", "partial", "partial") for stage in (0, 3)},
-    # Embeddings and inner layers, a projection for each pair; the Jensen-Shannon divergence.
-    "layers_zero3": ("classification", "layers", "average"),
-    "masked_lm_zero1": ("masked-lm", "even", "average"),
-    # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
-    "masked_lm_zero3": ("masked-lm", "even", "average"),
-    "masked_lm_sharded_student": ("masked-lm", "even", "average"),
-    # Losses on attention alone, and of every token beside others; a rank without rows.
-    **{f"attention_zero{stage}": ("masked-lm", "attention", "average") for stage in range(4)},
-    "attention_sharded_student": ("masked-lm", "attention", "average"),
-    # More words than the teacher knows, in the tied embeddings of the student.
-    **{f"grown_zero{stage}": ("masked-lm", "grown", "average") for stage in range(4)},
-    "grown_sharded_student": ("masked-lm", "grown", "average"),
-    **{f"tokens_zero{stage}": ("masked-lm", "tokens", "average") for stage in (1, 3)},
-    "packed tokens": ("masked-lm", "tokens", "average"),
-    # Teachers without padding; the first is a DeBERTa-v3, the second a RoBERTa.
-    "packed other families": ("other families", "even", "average"),
-    "packed uneven": ("classification", "uneven", "average"),
-    "packed masked-lm": ("masked-lm", "even", "average"),
-}
-"""In fp32: compared with a plain loop."""
-
-LOW = [*(f"zero{stage}_bf16" for stage in range(4)), *(f"zero{stage}_fp16" for stage in (1, 2, 3))]
 ALL = [*SCENARIOS, *LOW]
 
 BASES = ["zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32", "zero0_bf16", "partial_zero3"]
@@ -126,7 +86,7 @@ def assert_equals_a_plain_loop(run: Launch, scenario: str) -> None:
     """Losses of all steps, the gradient of the first over all rows together, and the weights
     after the last: what clipping, weight decay and the schedule made of the gradients."""
     about = SCENARIOS[scenario]
-    plain = plain_loop(*about)
+    plain = plain_loop(about.task, about.batches, about.policy)
     assert_same_losses(run.losses(scenario), plain.losses, FP32)
     ours = run.tensors(scenario, "gradients")
     # What no term reads has a gradient of 0 at all stages, and rests.
@@ -136,7 +96,7 @@ def assert_equals_a_plain_loop(run: Launch, scenario: str) -> None:
     for name, gradient in plain.gradients.items():
         # One scale for all: some gradients are zero but for rounding (a key's bias).
         assert (ours[name] - gradient).abs().max() < 1e-5 * largest, name
-    limit = max_grad_norm(*about[:2])
+    limit = max_grad_norm(about.task, about.batches)
     assert min(plain.norms) < 0.99 * limit and max(plain.norms) > 1.01 * limit, plain.norms
     ours = run.tensors(scenario, "weights")
     assert ours.keys() == plain.weights.keys()

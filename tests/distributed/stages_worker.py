@@ -21,12 +21,15 @@ from reference import (
     BETA2,
     EPSILON,
     LEARNING_RATE,
+    LOW,
     MICRO_BATCHES,
     PARTIAL,
+    SCENARIOS,
     STEPS,
     TOTAL_STEPS,
     WARMUP_STEPS,
     WEIGHT_DECAY,
+    Scenario,
     auto_class,
     make_student,
     make_teacher,
@@ -57,8 +60,6 @@ from ds_distill.views import PackedView, PaddedView
 world = World.start()
 results: dict[str, Any] = {}
 kept_logits = logits.LOGIT_BYTES["cpu"]
-chosen = sys.argv[2:]
-"""Names of scenarios."""
 
 
 def known_experts() -> Fitted:
@@ -71,15 +72,16 @@ def known_experts() -> Fitted:
     return Fitted(experts, temperatures, nothing, keys)
 
 
-def build(
-    task: str, kind: str, folder: Path, config: dict[str, Any], policy: str, packed: bool
-) -> Bundle:
+def build(about: Scenario, folder: Path, config: dict[str, Any]) -> Bundle:
+    task, kind, policy = about.task, about.batches, about.policy
     student = make_student(task, kind)
     with sharded_loading(config):
         teachers = {}
         for name in teacher_names(task):
             place = folder / task / name
-            attention = packed_attention(AutoConfig.from_pretrained(place)) if packed else None
+            attention = None
+            if about.packed:
+                attention = packed_attention(AutoConfig.from_pretrained(place))
             teachers[name] = auto_class(task).from_pretrained(place, attn_implementation=attention)
     # Sharded from the first moment, not when the engine starts.
     loaded = [p for teacher in teachers.values() for p in teacher.parameters()]
@@ -103,45 +105,31 @@ def build(
     return Bundle(student, teachers, terms, router)
 
 
-def run(
-    name: str,
-    task: str,
-    folder: Path,
-    config_name: str,
-    *,
-    batches: str = "even",
-    policy: str = "average",
-    resident: bool = True,
-    packed: bool = False,
-    save: bool = False,
-    ahead: int = 1,
-) -> None:
-    """Train STEPS steps, of which teachers read `ahead` at once; keep losses, gradients of the
-    first step and final weights."""
-    if name not in chosen:
-        return
+def run(name: str, about: Scenario, folder: Path) -> None:
+    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+    task, batches, ahead = about.task, about.batches, about.ahead
     # A grown student's are as many as a large vocabulary has: none is kept.
     logits.LOGIT_BYTES["cpu"] = 1 if batches == "grown" else kept_logits
     accumulation = MICRO_BATCHES // world.size
     training = Training(
         batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=max_grad_norm(task, batches)
     )
-    config = deepspeed_config(config_name, training, world.size)
-    bundle = build(task, batches, folder, config, policy, packed)
+    config = deepspeed_config(config_file(about.config, folder), training, world.size)
+    bundle = build(about, folder, config)
     assert bundle.student is not None
     engine = Engine(
         bundle,
         config,
         world,
         OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS, BETA2, EPSILON),
-        student_resident=resident,
+        student_resident=about.resident,
         together=ahead * accumulation,
     )
     before = teacher_bits(bundle)
     gradients = Gradients(engine)
     losses = []
     steps = [step_batches(task, batches, number) for number in range(STEPS)]
-    if packed:
+    if about.packed:
         steps = [[with_packed_teachers(batch) for batch in everyone] for everyone in steps]
     own = [everyone[world.rank :: world.size] for everyone in steps]
     for first in range(0, STEPS, ahead):
@@ -159,7 +147,7 @@ def run(
         "student_held": of_all_ranks(held_bytes(bundle.student)),
         "optimizer_numel": optimizer_numel(engine),
     }
-    if save:
+    if name == about.config and name.endswith("fp32"):
         result |= look_into_checkpoint(engine, folder / f"checkpoint-{name}")
     weights = engine.student_weights()
     if world.is_main:
@@ -167,6 +155,18 @@ def run(
         save_file(gradients.first, folder / f"{name}-gradients.safetensors")
     results[name] = result
     engine.close()
+
+
+def config_file(name: str, folder: Path) -> str:
+    """A config by name. In fp16 with a scale at which no step is skipped: a skipped one would
+    change the losses of the next."""
+    stage, half = name.removeprefix("zero").split("_")
+    if half != "fp16":
+        return name
+    fp16 = {"enabled": True, "initial_scale_power": 8}
+    file = folder / f"{name}-{world.rank}.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": int(stage)}, "fp16": fp16}))
+    return str(file)
 
 
 def with_packed_teachers(batch: Batch) -> Batch:
@@ -249,75 +249,10 @@ def main(folder: Path) -> None:
             for name in teacher_names(task):
                 make_teacher(task, name).save_pretrained(folder / task / name)
     world.barrier()
-    for stage in range(4):
-        for precision in ("fp32", "bf16"):
-            name = f"zero{stage}_{precision}"
-            run(name, "classification", folder, name, save=precision == "fp32")
     # A CPU without fp16 computes it in software; DeepSpeed has to be told that it may.
     get_accelerator().is_fp16_supported = lambda: True
-    for stage in (1, 2, 3):
-        # A scale at which no step is skipped: a skipped one would change the losses of the next.
-        fp16 = {"enabled": True, "initial_scale_power": 8}
-        file = folder / f"zero{stage}_fp16-{world.rank}.json"
-        file.write_text(json.dumps({"zero_optimization": {"stage": stage}, "fp16": fp16}))
-        run(f"zero{stage}_fp16", "classification", folder, str(file))
-    run("ahead_zero3", "classification", folder, "zero3_fp32", ahead=STEPS)
-    run("ahead_masked_lm", "masked-lm", folder, "zero3_fp32", resident=False, ahead=2)
-    run("ahead_packed", "classification", folder, "zero1_fp32", packed=True, ahead=2)
-    run("sharded_student", "classification", folder, "zero3_fp32", resident=False)
-    run("expertise", "classification", folder, "zero3_fp32", policy="expertise", batches="opposed")
-    run("uneven_zero2", "classification", folder, "zero2_fp32", batches="uneven")
-    run("uneven_zero3", "classification", folder, "zero3_fp32", batches="uneven")
-    for stage in range(4):
-        run(f"switch_zero{stage}", "classification", folder, f"zero{stage}_fp32", batches="switch")
-    run(
-        "switch_sharded_student",
-        "classification",
-        folder,
-        "zero3_fp32",
-        batches="switch",
-        resident=False,
-    )
-    for stage in range(4):
-        name, config = f"many_labels_zero{stage}", f"zero{stage}_fp32"
-        run(name, "classification", folder, config, batches="many labels")
-    for stage in (0, 3):
-        name, config = f"partial_zero{stage}", f"zero{stage}_fp32"
-        run(name, "classification", folder, config, batches="partial", policy="partial")
-    run("layers_zero3", "classification", folder, "zero3_fp32", batches="layers")
-    run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
-    run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
-    run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)
-    for stage in range(4):
-        name, config = f"attention_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="attention")
-    run(
-        "attention_sharded_student",
-        "masked-lm",
-        folder,
-        "zero3_fp32",
-        batches="attention",
-        resident=False,
-    )
-    for stage in range(4):
-        name, config = f"grown_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="grown")
-    run(
-        "grown_sharded_student",
-        "masked-lm",
-        folder,
-        "zero3_fp32",
-        batches="grown",
-        resident=False,
-    )
-    for stage in (1, 3):
-        name, config = f"tokens_zero{stage}", f"zero{stage}_fp32"
-        run(name, "masked-lm", folder, config, batches="tokens")
-    run("packed tokens", "masked-lm", folder, "zero3_fp32", batches="tokens", packed=True)
-    for task in ("other families", "masked-lm"):
-        run(f"packed {task}", task, folder, "zero3_fp32", packed=True)
-    uneven: dict[str, Any] = {"batches": "uneven", "packed": True}
-    run("packed uneven", "classification", folder, "zero3_fp32", **uneven)
+    for name in sys.argv[2:]:
+        run(name, {**SCENARIOS, **LOW}[name], folder)
     if world.is_main:
         (folder / "port").write_text(os.environ["MASTER_PORT"])
         (folder / "results.json").write_text(json.dumps(results))

@@ -179,21 +179,6 @@ def test_near_and_far_logits_in_one_row(op, far: float, device: torch.device) ->
     torch.testing.assert_close(gradient.double(), wanted.nan_to_num(), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("width", [1, 2, 6, 16, 17, 37])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_widths(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    torch.manual_seed(0)
-    teacher, student = (torch.randn(3, width, device=device).to(dtype) for _ in range(2))
-    losses, gradient = both(ds_kernels.masked_kl, student, teacher, temperature=2.0)
-    exact = student.double().requires_grad_()
-    oracle = kl_rows([exact], [teacher.double()], 2.0)
-    torch.testing.assert_close(losses.double(), oracle, rtol=2e-5, atol=2e-6)
-    (wanted,) = torch.autograd.grad(oracle.sum(), exact)
-    torch.testing.assert_close(
-        gradient.double(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=5e-6
-    )
-
-
 def test_dtypes_may_differ(device: torch.device) -> None:
     torch.manual_seed(0)
     teacher, student = (torch.randn(3, 37, device=device) for _ in range(2))
@@ -361,7 +346,7 @@ def test_linear_in_chunks(
 
 @st.composite
 def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
-    rows, width = draw(st.integers(1, 5)), draw(st.integers(2, 70))
+    rows, width = draw(st.integers(1, 5)), draw(st.integers(1, 70))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     dtype = draw(st.sampled_from(DTYPES))
     layout = draw(st.sampled_from(["plain", "transposed", "sliced", "expanded"]))
@@ -376,7 +361,7 @@ def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
         elif layout == "expanded":
             x = x[:1].expand(rows, width)
         tensors.append(x)
-    if draw(st.booleans()):
+    if width > 1 and draw(st.booleans()):
         hole = draw(st.integers(0, width - 2))
         tensors = [x.index_fill(1, torch.arange(hole), -INF) for x in tensors]
     mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))

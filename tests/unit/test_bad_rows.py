@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import yaml
+from kinds import TAGS, jsonl
 
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
@@ -20,7 +21,6 @@ from ds_distill.recipe.tasks import TASKS
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("bad_rows.yaml").read_text(encoding="utf-8")
 )
-TAGS = ["O", "B-gene", "I-gene", "B-disease", "I-disease"]
 ASKED = {"question": "who?", "context": "a cat saw"}
 GOOD: dict[str, tuple[list[str] | None, list[dict[str, Any]]]] = {
     # of a kind of task: its labels, and rows without a mistake
@@ -36,10 +36,6 @@ GOOD: dict[str, tuple[list[str] | None, list[dict[str, Any]]]] = {
     "character-spans": (None, [{**ASKED, "answers": [{"start": 2, "end": 5}]}]),
     "masked-lm": (None, []),
 }
-
-
-def jsonl(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def written(folder: Path, case: dict[str, Any], good: list[dict[str, Any]]) -> tuple[Path, str]:

@@ -167,15 +167,6 @@ def test_the_interval_of_any_metric_is_that_of_drawn_examples(over, settings, na
     assert (low, high) == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["accuracy", "auc"])
-def test_copies_in_a_group_leave_the_interval_of_any_metric(name):
-    metric = build_metric("classes", CLASSES[name], "abc")
-    wanted = paired_interval(*two_models(200), metric, resamples=4000)
-    groups = np.repeat(np.random.default_rng(0).permutation(200), 3)
-    found = paired_interval(*two_models(200, copies=3), metric, groups=groups, resamples=4000)
-    assert found == pytest.approx(wanted, abs=0.1 * (wanted[1] - wanted[0]))
-
-
 def test_draws_without_a_value_are_left_out():
     """One example of three is of the class: in 30% of the draws there is none."""
     first = ClassPredictions(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]]), np.array([1, 0, 0]))

@@ -123,19 +123,6 @@ def test_the_names_of_a_documents_label_are_none_of_its_tags(tmp_path: Path) -> 
     assert names_read(source) == [[str(number) for number in ids] for ids in IDS]
 
 
-def test_what_an_earlier_version_converted_by_position_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The converted file's name says which names the column declares."""
-    labels = NAMES[::-1]
-    source = opened(tmp_path, "multi-label", rows_of("multi-label", "list"), labels)
-    with monkeypatch.context() as patch:
-        patch.setattr("ds_distill.data.readers.tables._class_names", lambda *_: None)
-        assert names_read(source)[0] == {"I-PER", "B-PER"} == {labels[1], labels[2]}
-        assert names_read(source)[2] == {"B-LOC", "I-PER"}, "by position"
-    assert names_read(source)[2] == {"O", "B-PER"}
-
-
 def test_predicted_labels_in_lists_are_those_that_the_file_declares(tmp_path: Path) -> None:
     labels = NAMES[::-1]
     data = rows_of("multi-label", "list")

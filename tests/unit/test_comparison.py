@@ -202,31 +202,32 @@ def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
     assert high - low > 0.15, "files are drawn, not texts"
 
 
-def score(value, low, high):
-    return Score(value, {}, 0.0, (low, high))
-
-
-def chosen(policies, metric="accuracy"):
-    return choose(policies, METRICS["classes"][metric])
-
-
-def test_within_chance_the_average_wins():
-    average = score(0.7, 0.0, 0.0)
-    assert chosen({"average": average, "gate": score(0.72, 0.001, 0.04)}) == "gate"
-    assert chosen({"average": average, "gate": score(0.72, -0.001, 0.04)}) == "average"
-    assert chosen({"average": average, "gate": score(0.72, 0.0, 0.04)}) == "average"
-    assert chosen({"average": average, "gate": score(0.7, 0.0, 0.0)}) == "average"
-    # The most accurate is asked, not the one that is surest to be better.
-    wide, narrow = score(0.75, -0.01, 0.11), score(0.73, 0.02, 0.04)
-    assert chosen({"average": average, "gate": wide, "calibrated": narrow}) == "average"
-
-
-def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
-    average = score(0.3, 0.0, 0.0)
-    policies = {"average": average, "gate": score(0.1, -0.3, -0.1)}
-    assert chosen(policies, "ece") == "gate" and chosen(policies) == "average"
-    assert chosen({"average": average, "gate": score(0.2, -0.3, 0.1)}, "ece") == "average"
-    assert chosen({"average": average, "gate": score(0.5, 0.1, 0.3)}, "ece") == "average"
+@pytest.mark.parametrize(
+    ("metric", "policies", "chosen"),
+    [
+        # of each but the average: its score, and the interval of its difference
+        ("accuracy", {"gate": (0.72, 0.001, 0.04)}, "gate"),
+        ("accuracy", {"gate": (0.72, -0.001, 0.04)}, "average"),
+        ("accuracy", {"gate": (0.72, 0.0, 0.04)}, "average"),
+        ("accuracy", {"gate": (0.7, 0.0, 0.0)}, "average"),
+        # The most accurate is asked, not the one that is surest to be better.
+        (
+            "accuracy",
+            {"gate": (0.75, -0.01, 0.11), "calibrated": (0.73, 0.02, 0.04)},
+            "average",
+        ),
+        ("accuracy", {"gate": (0.5, -0.3, -0.1)}, "average"),
+        ("ece", {"gate": (0.5, -0.3, -0.1)}, "gate"),
+        ("ece", {"gate": (0.6, -0.3, 0.1)}, "average"),
+        ("ece", {"gate": (0.9, 0.1, 0.3)}, "average"),
+    ],
+)
+def test_within_chance_the_average_wins(metric, policies, chosen):
+    scores = {"average": Score(0.7, {}, 0.0, (0.0, 0.0))}
+    scores |= {
+        name: Score(value, {}, 0.0, (low, high)) for name, (value, low, high) in policies.items()
+    }
+    assert choose(scores, METRICS["classes"][metric]) == chosen
 
 
 def test_policies_are_compared_by_the_tasks_metric():

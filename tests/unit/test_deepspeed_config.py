@@ -60,8 +60,3 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     for name in ("z" * 300, "z" * 300 + "_auto"):  # no file has such a name
         with pytest.raises(UserError, match="is neither a file nor a built-in config"):
             config.find_config(name)
-
-
-def test_this_machine_gives_an_answer() -> None:
-    assert precision.resolved_name("zero1_auto") in ("zero1_bf16", "zero1_fp32")
-    assert precision.resolved_name("my_auto.json") == "my_auto.json"

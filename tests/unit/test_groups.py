@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import datasets
+import kinds
 import numpy as np
 import pytest
 import torch
@@ -25,10 +25,8 @@ from ds_distill.types import Signals
 
 
 def written(folder: Path, **splits: list[dict[str, Any]]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     for split, rows in splits.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+        kinds.write(folder / f"{split}.jsonl", rows)
     return folder
 
 

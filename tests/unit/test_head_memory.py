@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from passes import allocated_peak
 from torch import nn
 
 from ds_distill.distributions import VocabularyHead
@@ -32,17 +33,8 @@ def peak(terms: dict[str, Term], labelled: int) -> int:
     student = Signals(VocabularyHead(states, own, own), {-1: states})
     teachers = {"t": Signals(VocabularyHead(wanted, other, other), {-1: wanted})}
     bundle = Bundle(None, {}, terms)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profiled:
-        bundle._loss(terms, Seen(student, batch, teachers))["loss"].backward()
-    events = profiled.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    alive = most = 0
-    for _, change in changes:
-        alive += change
-        most = max(most, alive)
-    return most
+    seen = Seen(student, batch, teachers)
+    return allocated_peak(lambda: bundle._loss(terms, seen)["loss"].backward())
 
 
 @pytest.mark.parametrize("kl_first", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import WIDTH, built, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import TAGS, asked, collator, read
@@ -189,24 +190,14 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
 
 # ------------------------------------------------------------------------------ models and losses
 
-SIZES: dict[str, Any] = {
-    **{"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 64, "pad_token_id": 0},
-}
 FAMILIES = ("bert", "roberta", "deberta-v2", "distilbert", "albert", "electra", "modernbert")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str) -> None:
-    special = {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
-    sizes = {**SIZES, **(special if family == "modernbert" else {})}
-    torch.manual_seed(0)
-    of_words = AutoConfig.for_model(family, **sizes, num_labels=5)
-    tagger = AutoModelForTokenClassification.from_config(of_words).eval()
-    config = AutoConfig.for_model(family, **sizes)
-    attention = packed_attention(config)
-    options = {"attn_implementation": attention} if attention else {}
-    answerer = AutoModelForQuestionAnswering.from_config(config, **options).eval()
+    tagger = built(family, AutoModelForTokenClassification, num_labels=5)
+    attention = packed_attention(config_of(family))
+    answerer = built(family, AutoModelForQuestionAnswering, attention)
     ids, mask = torch.randint(3, 50, (2, 7)), torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
     positions = torch.tensor([1, 3, 3, 8, 11])
@@ -215,11 +206,11 @@ def test_logits_are_those_of_transformers(family: str) -> None:
         whole = tagger(input_ids=ids, attention_mask=mask).logits
         here = read_signals(tagger, PaddedView(ids, mask, positions=positions), Reads({-1}))
         torch.testing.assert_close(here.logits, whole.flatten(0, 1)[positions])
-        assert here.hidden[-1].shape == (5, 32)
+        assert here.hidden[-1].shape == (5, WIDTH)
         view = PaddedView(ids, mask, candidates=candidates)
         found = answerer(input_ids=ids, attention_mask=mask)
         here = read_signals(answerer, view, Reads({-1}))
-        assert here.hidden[-1].shape == (4, 32)
+        assert here.hidden[-1].shape == (4, WIDTH)
         for turn, expected in enumerate((found.start_logits, found.end_logits)):
             rows = here.logits[turn::2]
             torch.testing.assert_close(rows[0], expected[0, candidates[0]])

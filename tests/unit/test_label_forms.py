@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import datasets
+import kinds
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ds_distill.data.batches import Examples
@@ -30,26 +28,7 @@ TEXTS = ["text 0", "text 1"]
 
 
 def write(path: Path, labels: list[Any], column: str = "label") -> Path:
-    """A file of texts with these labels, of the kind that its name says."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"text": f"text {n}", column: one} for n, one in enumerate(labels)]
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        with path.open("w", newline="") as file:
-            plain = path.suffix == ".tsv"
-            lines = csv.writer(
-                file,
-                delimiter="\t" if plain else ",",
-                quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-                quotechar=None if plain else '"',
-            )
-            lines.writerow(rows[0])
-            for row in rows:
-                lines.writerow([json.dumps(v) if isinstance(v, list) else v for v in row.values()])
-    return path
+    return kinds.write(path, [{"text": f"text {n}", column: one} for n, one in enumerate(labels)])
 
 
 def opened(folder: Path, labels: list[str] | None = None, *, many: bool = False) -> Source:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as tr
 import yaml
+from families import built
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,10 +172,7 @@ def test_with_many_labels_each_has_one_class() -> None:
 
 
 def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> None:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = tr.BertConfig(vocab_size=20, intermediate_size=8, num_labels=4, **sizes)
-    model = tr.BertForSequenceClassification(config).eval()
+    model = built("bert", tr.AutoModelForSequenceClassification, num_labels=4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ids = torch.randint(1, 20, (5, 6))
     views = dict.fromkeys(["plain", "turned"], PaddedView(ids, torch.ones_like(ids)))

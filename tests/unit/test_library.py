@@ -33,7 +33,6 @@ from ds_distill import (
     load_recipe,
     run_recipe,
 )
-from ds_distill.reads import TAUGHT
 from ds_kernels import masked_kl
 
 TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese", "fog"]
@@ -199,32 +198,6 @@ def test_labels_and_counts(inputs: Any) -> None:
     assert batch.labels.tolist() == [1, -100, -100, 0] and batch.labels.dtype == torch.int64
     assert {name: int(count) for name, count in batch.counts.items()} == {"all": 4, "labelled": 2}
     assert "labelled" not in batch_for(0, inputs).row_sets
-
-
-@pytest.mark.parametrize(
-    ("given", "every", "taught"),
-    [
-        (["1011"], "0123", "023"),
-        (["1010", "0010"], "013", "0"),
-        ([None, None], "0123", None),
-    ],
-)
-def test_rows_of_which_no_cached_teacher_says_something(
-    given: list[str | None], every: str, taught: str | None, inputs: Any
-) -> None:
-    """They are no rows of a term that compares with teachers."""
-    signals = {
-        str(number): Signals(
-            torch.zeros(4, 3),
-            reported=None if says is None else torch.tensor([c == "1" for c in says]),
-        )
-        for number, says in enumerate(given)
-    }
-    rows = torch.tensor([int(row) for row in every])
-    batch = batch_for(0, inputs, signals=signals, row_sets={"all": rows})
-    found = batch.row_sets.get(TAUGHT)
-    assert (None if found is None else "".join(map(str, found.tolist()))) == taught
-    assert taught is None or batch.counts[TAUGHT] == len(taught)
 
 
 def test_a_batch_that_cannot_be_is_refused(inputs: Any) -> None:
