@@ -204,27 +204,6 @@ def test_threads_share_a_reader(schemas, tmp_path):
         sys.setswitchinterval(before)
 
 
-def test_forks_share_a_reader(cache):
-    path, keys = cache
-    reader = CacheReader(path)
-    rows = reader.indices(torch.from_numpy(keys))
-    check_reads(reader, rows[:9], keys[:9], TWO)  # the others are first touched in the forks
-    children = []
-    for seed in range(4):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                order = np.random.default_rng(seed).permutation(len(keys))
-                check_reads(reader, rows[order], keys[order], TWO)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    check_reads(reader, rows, keys, TWO)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
-
-
 def test_open_files_do_not_grow_with_the_shards(tmp_path):
     """A cache of 64 nodes has more shards than a process may open files."""
     keys = make_keys(60)

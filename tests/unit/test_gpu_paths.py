@@ -12,21 +12,17 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-from engines import make_batch, make_student
+from engines import engine_of, make_batch, make_student, terms_of
 from waits import Waits
 
 from ds_distill.engine import world as worlds
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.predict import _of_all_ranks
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import TermInputs
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.terms import losses_of
-from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
 from ds_distill.run.run import Run
 
@@ -57,10 +53,9 @@ def test_at_stage_3_the_student_runs_where_its_weights_are(
     monkeypatch.setattr(torch.Tensor, "to", to_device)
     monkeypatch.setattr(deepspeed, "initialize", initialize)
     inputs = TermInputs(8, {"t": 8}, 1, {"t": 1})
-    bundle = Bundle(make_student(0.0), {}, build_terms(losses_of({term: {}}), inputs))
-    config = deepspeed_config("zero3_fp32", Training(batch_size=4), 1)
+    bundle = Bundle(make_student(0.0), {}, terms_of({term: {}}, inputs))
     with pytest.raises(Reached):
-        Engine(bundle, config, replace(world, device=META), OptimizerSettings(1e-3, 0.0, 10, 1))
+        engine_of(replace(world, device=META), bundle, "zero3_fp32")
     assert not moved, "buffers of a student that has run on the CPU"
 
 
@@ -162,18 +157,12 @@ def test_teachers_routing_and_losses_wait_for_no_device(world: World) -> None:
     }
     teachers = dict(zip(("t", "u"), models[1:], strict=True))
     widths, depths = dict.fromkeys(teachers, 8), dict.fromkeys(teachers, 1)
-    terms = build_terms(
-        losses_of(losses), TermInputs(8, widths, 1, depths, ["a", "b", "c"], [2, 1, 1])
-    )
+    terms = terms_of(losses, TermInputs(8, widths, 1, depths, ["a", "b", "c"], [2, 1, 1]))
     batch = make_batch()
     views = dict.fromkeys(("student", *teachers), batch.views["student"])
     batch = replace(batch, views=views, row_sets={**batch.row_sets, "all": torch.arange(4)})
-    engine = Engine(
-        Bundle(models[0], dict(teachers), terms, Router("average")),
-        deepspeed_config("zero1_fp32", Training(batch_size=4), 1),
-        world,
-        OptimizerSettings(1e-3, 0.0, 10, 1),
-    )
+    bundle = Bundle(models[0], dict(teachers), terms, Router("average"))
+    engine = engine_of(world, bundle, "zero1_fp32")
     forward, found = engine.bundle.forward, list[list[str]]()
 
     def watched(*given: Any, **named: Any) -> Any:
