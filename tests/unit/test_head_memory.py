@@ -37,8 +37,9 @@ def peak(terms: dict[str, Term], labelled: int) -> int:
     return allocated_peak(lambda: bundle._loss(terms, seen)["loss"].backward())
 
 
-@pytest.mark.parametrize("kl_first", [False, True])
-@pytest.mark.parametrize("labelled", [LABELLED, 14, 13])
+@pytest.mark.parametrize(
+    ("labelled", "kl_first"), [(LABELLED, False), (LABELLED, True), (14, False), (13, True)]
+)
 def test_labels_cost_little_beside_a_teachers_head(
     labelled: int, kl_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
