@@ -124,7 +124,8 @@ def test_hostile_logits(kind: str, op, device: torch.device) -> None:
     oracle = case_of(op).rows([exact], [teacher.double()], 1.0)
     torch.testing.assert_close(losses.double(), oracle, rtol=2e-6, atol=2e-6)
     (wanted,) = torch.autograd.grad(oracle.sum(), exact)
-    torch.testing.assert_close(gradient.double(), wanted.nan_to_num(), rtol=1e-5, atol=2e-6)
+    atol = 5e-7 * max(4.0, oracle.max().item())  # derivatives are differences of such numbers
+    torch.testing.assert_close(gradient.double(), wanted.nan_to_num(), rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("op", DIVERGENCES, ids=lambda op: op.__name__)
