@@ -11,7 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from test_packed import CONFIGS, HEADS, before_and_after, models, padded_view
+from families import config_of
+from test_packed import FAMILIES, HEADS, before_and_after, models, padded_view
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packing import packed_backend
@@ -23,9 +24,9 @@ LENGTHS = [9, 1, 30, 12, 2, 31, 33]
 
 
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_packed_bf16_is_as_near_to_fp32_as_padded_bf16(family, kind):
-    if packed_backend(CONFIGS[family], GPU, half=True) is None:
+    if packed_backend(config_of(family), GPU, half=True) is None:
         pytest.skip("flashdeberta is not installed, or the GPU is before Ampere")
     padded, packed = (model.to(GPU) for model in models(family, kind))
     view = padded_view(LENGTHS, rows=kind is HEADS[1]).to(GPU)
@@ -38,9 +39,9 @@ def test_packed_bf16_is_as_near_to_fp32_as_padded_bf16(family, kind):
     assert error < 2 * usual + 1e-3
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_an_example_does_not_see_its_neighbours(family):
-    if packed_backend(CONFIGS[family], GPU, half=True) is None:
+    if packed_backend(config_of(family), GPU, half=True) is None:
         pytest.skip("flashdeberta is not installed, or the GPU is before Ampere")
     model = models(family, HEADS[0])[1].to(GPU).bfloat16()
     one, two = before_and_after(model, GPU)
