@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from ds_distill.errors import UserError
 from ds_distill.launch import LaunchOptions, Work, launch
 from ds_distill.process.identity import get_rank, get_world_size
 from ds_distill.process.terminal import say
+
+if TYPE_CHECKING:
+    from ds_distill.recipe import Recipe
 
 cache_app = typer.Typer(
     help="Cache teacher signals: run the teachers once, train any number of students from it.",
@@ -87,13 +90,15 @@ def cache_info(folder: CacheArgument) -> None:
         say(describe(path))
 
 
-def _check_workers(recipe, last: int) -> None:  # type: ignore[no-untyped-def]
+def _check_workers(recipe: Recipe, last: int) -> None:
     """Raises UserError where processes that share only the cache's folder cannot build it.
 
     last: number of the last cache phase.
     """
+    from ds_distill.recipe.phases import Cache
+
     for name, phase in recipe.named_phases()[: last + 1]:
-        if phase.kind != "cache":
+        if not isinstance(phase, Cache):
             raise UserError(
                 f"--worker: phase {name} comes before the cache, and each worker would run it "
                 "again. Run it once without --worker, and name the models that it trained "
@@ -106,7 +111,7 @@ def _check_workers(recipe, last: int) -> None:  # type: ignore[no-untyped-def]
             )
 
 
-def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
+def _cache_phases(recipe: Recipe) -> list[int]:
     """Numbers of a recipe's cache phases."""
     numbers = [number for number, phase in enumerate(recipe.phases) if phase.kind == "cache"]
     if not numbers:

@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -27,21 +27,9 @@ from ds_distill.process.identity import (
 from ds_distill.process.signals import Stopped, exit_on_signal, print_error
 from ds_distill.process.terminal import say
 
-
-def load(  # type: ignore[no-untyped-def]
-    recipe: str, overrides: Sequence[str] | None, small: bool, models: Sequence[str] = ()
-):
-    """Read a recipe. Before what imports transformers or datasets: see `go_offline`.
-
-    models: others that the command will read.
-    """
-    from ds_distill.recipe import load_recipe
-
-    loaded = load_recipe(recipe, overrides or [], small)
-    data = [task.data.path for task in loaded.tasks_by_name.values()]
-    named = [loaded.student.model, *loaded.encoders.values(), *models]
-    go_offline([*named, *data], loaded.models_folder)
-    return loaded
+if TYPE_CHECKING:
+    from ds_distill.recipe import Recipe
+    from ds_distill.run.folder import Resume
 
 
 def go_offline(references: Iterable[str], models_folder: str | None = None) -> None:
@@ -66,15 +54,16 @@ def go_offline(references: Iterable[str], models_folder: str | None = None) -> N
             )
 
 
-def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
+def phases_until(recipe: Recipe, name: str) -> int:
     """How many phases end with the one of that name. Raises UserError where there is none."""
     names = recipe.phase_names()
     if name not in names:
         raise UserError(f"--until {name}: the recipe's phases are {', '.join(names)}.")
-    return int(names.index(name)) + 1
+    return names.index(name) + 1
 
 
-def execute_recipe(recipe, path: Path, *, resume, first: int | None = None):  # type: ignore[no-untyped-def]
+def execute_recipe(recipe: Recipe, path: Path, *, resume: Resume, first: int | None = None) -> None:
+    """Run it, or its first phases, and say where the results are, or how to go on."""
     from ds_distill.run.folder import RunFolder
 
     folder = RunFolder(path)
@@ -92,7 +81,7 @@ def execute_recipe(recipe, path: Path, *, resume, first: int | None = None):  # 
             with without_garbage_collection():
                 from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
-            runs = execute(recipe, path, resume=resume, first=first)
+            execute(recipe, path, resume=resume, first=first)
     except Stopped as error:
         if get_world_size() > 1:
             raise
@@ -113,7 +102,6 @@ def execute_recipe(recipe, path: Path, *, resume, first: int | None = None):  # 
         say(f"Results  {path / 'results.json'}")
         if folder.student.is_dir():
             say(f"Student  {path / 'student'}")
-    return runs
 
 
 def print_reading(done: int, files: int) -> None:

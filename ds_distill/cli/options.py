@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from ds_distill.cli.loading import load
+from ds_distill.cli.loading import go_offline
 
 if TYPE_CHECKING:
     from ds_distill.recipe import Recipe
@@ -109,12 +109,17 @@ class Given:
     small: SmallOption = False
 
     def load(self, models: Sequence[str] = (), more: Sequence[str] = ()) -> Recipe:
-        """See `load`. more: further overrides."""
-        return load(self.recipe, [*(self.overrides or []), *more], self.small, models)
+        """Read it. Before what imports transformers or datasets: see `go_offline`.
 
-    def arguments(self) -> list[str]:
-        """The arguments by which another process reads the same recipe."""
-        return [self.recipe, *(self.overrides or []), *(["--small"] if self.small else [])]
+        models: others that the command will read. more: further overrides.
+        """
+        from ds_distill.recipe import load_recipe
+
+        loaded = load_recipe(self.recipe, [*(self.overrides or []), *more], self.small)
+        data = [task.data.path for task in loaded.tasks_by_name.values()]
+        named = [loaded.student.model, *loaded.encoders.values(), *models]
+        go_offline([*named, *data], loaded.models_folder)
+        return loaded
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.loading import go_offline, load, quiet_libraries, text_output
+from ds_distill.cli.loading import go_offline, quiet_libraries, text_output
 from ds_distill.cli.options import Given, SplitOption, TaskOption, command
 from ds_distill.errors import UserError
 from ds_distill.files import why_unwritable
@@ -127,7 +127,7 @@ def export(
     if not onnx:
         raise UserError("export: name the format, --onnx.")
     run, model = _run_and_model(student, recipe)
-    loaded = load(recipe or f"{run}/recipe.yaml", [], False, [str(model)])
+    loaded = Given(recipe or f"{run}/recipe.yaml").load([str(model)])
     quiet_libraries()
     from ds_distill.export.onnx_model import check_installed
 

@@ -39,16 +39,12 @@ class Places(dict[KeyPath, str]):
             at = at[:-1]
         return self.get(at, "recipe")
 
-    def below(self, at: KeyPath) -> Places:
-        """Those of a key's value, by their paths in that."""
-        return Places({path[len(at) :]: self[path] for path in self if path[: len(at)] == at})
-
 
 @dataclass
 class Text:
-    """A file of keys."""
+    """A file of keys, or what stands under one."""
 
-    values: dict[Any, Any]
+    values: Any
     places: Places
 
     def at(self, path: KeyPath) -> Any:
@@ -59,12 +55,18 @@ class Text:
 
         return reduce(below, path, self.values)
 
-    def put(self, at: KeyPath, value: Any, places: Places) -> None:
-        """Set a value. places: those of it and of what is in it."""
-        for path in self.places.below(at):
-            del self.places[*at, *path]
-        self.at(at[:-1])[at[-1]] = value
-        self.places |= {(*at, *path): location for path, location in places.items()}
+    def below(self, path: KeyPath) -> Text:
+        """What stands there."""
+        inside = {
+            p[len(path) :]: where for p, where in self.places.items() if p[: len(path)] == path
+        }
+        return Text(self.at(path), Places(inside))
+
+    def put(self, path: KeyPath, text: Text) -> None:
+        for inside in self.below(path).places:
+            del self.places[*path, *inside]
+        self.at(path[:-1])[path[-1]] = text.values
+        self.places |= {(*path, *inside): where for inside, where in text.places.items()}
 
     def override(self, change: str) -> None:
         """Set `key=value`, whose value is YAML."""
@@ -74,8 +76,8 @@ class Text:
                 f"override {change!r} is not of the form key=value, e.g. training.epochs=1."
             )
         location = f"command line {change!r}"
-        new, places = parse(value, location, lines=False)
-        self.put(self._address(key.split("."), location), new, places)
+        new = parse(value, location, lines=False)
+        self.put(self._address(key.split("."), location), new)
 
     def _address(self, steps: Sequence[str | int], location: str) -> KeyPath:
         """The path of a key, with a phase by its name, kind or number. A section on the way that is
@@ -98,7 +100,7 @@ class Text:
                 if steps[0] == at[-1] and len(steps) > 1:
                     steps = steps[1:]  # as messages write it: phases.0.fine-tune.epochs
             elif self.at(at) is None:
-                self.put(at, {}, Places({(): location}))
+                self.put(at, Text({}, Places({(): location})))
 
     def _kind(self, at: KeyPath) -> str:
         """That of a phase, which from now on is one key with its settings."""
@@ -108,7 +110,7 @@ class Text:
         except ValueError as error:
             raise UserError(f"{location}  {at[0]}.{at[1]}: {error}.") from error
         if not body:
-            self.put(at, {kind: {}}, Places({(): location, (kind,): location}))
+            self.put(at, Text({kind: {}}, Places({(): location, (kind,): location})))
         return kind
 
     def lay_over(self, changes: Text, at: KeyPath = ()) -> None:
@@ -124,9 +126,9 @@ class Text:
         """
         left_out: list[int] = []
         for key, value in changes.at(at).items():
-            places = changes.places.below((*at, key))
-            here = self._address((*at, key), places[()])
-            where, present = f"{places[()]}  {'.'.join(map(str, here))}", self.at(here)
+            change = changes.below((*at, key))
+            location = change.places[()]
+            here = self._address((*at, key), location)
             goes_over = dict | list if here == ("phases",) else dict
             match here:
                 case ("phases", int(number)):
@@ -136,29 +138,28 @@ class Text:
                         self.lay_over(changes, (*at, key))
                     else:
                         raise UserError(
-                            f"{places[()]}  phases.{key}: must be a section with the settings that "
+                            f"{location}  phases.{key}: must be a section with the settings that "
                             "change, or null to leave the phase out."
                         )
-                case _ if isinstance(value, dict) and isinstance(present, goes_over):
+                case _ if isinstance(value, dict) and isinstance(self.at(here), goes_over):
                     self.lay_over(changes, (*at, key))
                 case (*above, last) if value is None:
                     if last not in self.at(tuple(above)):
                         raise UserError(
-                            f"{where}: null removes a key, but the recipe has no such key here. "
-                            "Leave the line out."
+                            f"{location}  {'.'.join(map(str, here))}: null removes a key, but the "
+                            "recipe has no such key here. Leave the line out."
                         )
-                    self.put(here, value, places)  # should it be required, its location is told
+                    self.put(here, change)  # should it be required, its location is told
                     del self.at(tuple(above))[last]
                 case _:
-                    self.put(here, value, places)
+                    self.put(here, change)
         for number in sorted(left_out, reverse=True):
             self._leave_out(number)
 
     def _leave_out(self, phase: int) -> None:
         phases = self.at(("phases",))
         for number in range(phase, len(phases) - 1):
-            later = ("phases", number + 1)
-            self.put(("phases", number), self.at(later), self.places.below(later))
+            self.put(("phases", number), self.below(("phases", number + 1)))
         del phases[-1]
 
 
@@ -198,13 +199,13 @@ def read(path: Path) -> Text:
         text = read_text(path)
     except (UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}.") from error
-    values, places = parse(text, str(path))
-    if not isinstance(values, dict):
+    found = parse(text, str(path))
+    if not isinstance(found.values, dict):
         raise UserError(f"{path}: a recipe is `key: value` lines at the top level.")
-    return Text(values, places)
+    return found
 
 
-def parse(text: str, source: str, *, lines: bool = True) -> tuple[Any, Places]:
+def parse(text: str, source: str, *, lines: bool = True) -> Text:
     """Plain values, and where each stands. Raises UserError that names the line.
 
     source: the file, or what else messages call it. lines: whether they name lines of it.
@@ -244,10 +245,10 @@ class _Loader(yaml.SafeLoader):
         self._source, self._lines = source, lines
         self._places = Places()
 
-    def whole(self) -> tuple[Any, Places]:
+    def whole(self) -> Text:
         node = self.get_single_node()
         value = None if node is None else self._value(node, (), node.start_mark)
-        return value, self._places or Places({(): self._source})
+        return Text(value, self._places or Places({(): self._source}))
 
     def _location(self, mark: yaml.Mark) -> str:
         return f"{self._source}:{mark.line + 1}" if self._lines else self._source

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
-from ds_distill.cli.loading import go_offline, load
+from ds_distill.cli.loading import go_offline
+from ds_distill.cli.options import Given
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(
     asked: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        load("mind", [], small=False)
+        Given("mind").load()
     assert "huggingface.co cannot be reached (Connection refused)" in capsys.readouterr().err
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert asked == [("huggingface.co", 443)]
@@ -64,7 +65,7 @@ def test_a_mirror_is_asked_in_its_place(asked: list[Any], monkeypatch: pytest.Mo
 def test_behind_a_proxy_and_of_what_is_local_nothing_is_asked(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    load("quickstart", [], small=False)
+    Given("quickstart").load()
     (tmp_path / "org" / "bert").mkdir(parents=True)
     go_offline(["org/bert", "/no/such/folder", "data:x", str(tmp_path)], str(tmp_path))
     monkeypatch.setattr("ds_distill.cli.loading.getproxies", lambda: {"https": "proxy:3128"})

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ds_distill.cli.loading import load as load_and_check
+from ds_distill.cli.options import Given
 from ds_distill.errors import UserError
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
@@ -49,14 +49,14 @@ def load(tmp_path, toy_settings):
     ],
 )
 def test_plain_values_are_those_of_yaml_1_2(text, value):
-    read, _ = parse(text, "a.yaml")
+    read = parse(text, "a.yaml").values
     assert read == value
     if isinstance(value, list):
         assert [type(item) for item in read] == [type(item) for item in value]
 
 
 def test_places_name_the_line():
-    _, places = parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n", "a.yaml")
+    places = parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n", "a.yaml").places
     assert places.of(("two", "three")) == "a.yaml:3"
     assert places.of(("two", "three", 1, "four")) == "a.yaml:4"
     assert places.of(("two", "gone", "deeper")) == "a.yaml:2"
@@ -98,7 +98,7 @@ TREES = st.recursive(
 @given(TREES)
 def test_what_is_dumped_reads_the_same(tree):
     text = yaml.dump(tree, Dumper=Dumper, allow_unicode=True, width=100)
-    assert parse(text, "a.yaml")[0] == tree
+    assert parse(text, "a.yaml").values == tree
 
 
 @settings(max_examples=15)
@@ -107,7 +107,7 @@ def test_what_is_dumped_reads_the_same(tree):
 def test_a_value_on_one_line_reads_the_same(tree):
     """As messages and first recipes show labels: YAML 1.1 would leave 1e5 bare, a number in 1.2."""
     line = one_line(tree)
-    assert "\n" not in line and parse(f"a: {line}", "a.yaml")[0] == {"a": tree}
+    assert "\n" not in line and parse(f"a: {line}", "a.yaml").values == {"a": tree}
 
 
 # --------------------------------------------------------------------------------------- recipes
@@ -135,7 +135,7 @@ def test_a_resolved_recipe_loads_to_itself(data):
             "phases": [{"fine-tune": {"models": name}}, "expertise", {"distil": body}],
         }
     )
-    assert Recipe.model_validate(parse(dump_recipe(recipe), "written")[0]) == recipe
+    assert Recipe.model_validate(parse(dump_recipe(recipe), "written").values) == recipe
 
 
 def test_a_key_that_is_gone_may_say_what_every_run_does(load):
@@ -172,7 +172,7 @@ def test_overrides_reach_everything(load):
 def test_a_phase_says_steps_or_epochs_in_place_of_training(load):
     def lengths(*overrides):
         recipe = load(*overrides)
-        assert Recipe.model_validate(parse(dump_recipe(recipe), "written")[0]) == recipe
+        assert Recipe.model_validate(parse(dump_recipe(recipe), "written").values) == recipe
         return [(p.steps, p.epochs) for p in recipe.phases if isinstance(p, Training)]
 
     both = lengths("training.steps=50", "phases.teach-first.epochs=2", "phases.distil.steps=9")
@@ -217,7 +217,7 @@ def test_whatever_is_wrong_is_told_once_and_as_a_mistake(data, toy_settings, tmp
     path = tmp_path_factory.mktemp("damaged") / "recipe.yaml"
     path.write_text(yaml.safe_dump(written, sort_keys=False))
     try:
-        assert load_and_check(str(path), None, False).location_of("phases").startswith(str(path))
+        assert Given(str(path)).load().location_of("phases").startswith(str(path))
     except UserError as refusal:
         assert len(set(refusal.mistakes)) == len(refusal.mistakes) > 0
         assert all("recipe.yaml" in str(mistake) for mistake in refusal.mistakes)

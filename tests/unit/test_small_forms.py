@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, small_form
-from ds_distill.recipe.text import Text, parse
+from ds_distill.recipe.text import parse
 
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
@@ -142,8 +142,8 @@ def keys_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(max_examples=15)
 @given(SECTIONS, SECTIONS)
 def test_sections_merge_key_by_key(base, changes):
-    text = Text(*parse(yaml.safe_dump(base), "base"))
-    text.lay_over(Text(*parse(yaml.safe_dump(changes), "over")))
+    text = parse(yaml.safe_dump(base), "base")
+    text.lay_over(parse(yaml.safe_dump(changes), "over"))
     assert text.values == merged(base, changes)
     for key in keys_of(text.values):
         # A key that both have keeps the recipe's line where the overlay only looks into it.
