@@ -18,7 +18,7 @@ from ds_distill.errors import Mistake, UserError
 from ds_distill.keys import among_keys
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, Cache, Distil, Expertise, PhaseSettings
+from ds_distill.recipe.phases import Cache, Distil, Expertise, PhaseSettings
 from ds_distill.recipe.references import predictions_file
 
 SHOWN = 3
@@ -93,7 +93,7 @@ class Predictions:
             of_teacher = [step.phase for step in self._steps if teacher in step.teachers]
             evaluated = {CHOOSING_SPLIT}
             for phase in of_teacher:
-                if PHASES[phase.kind].makes == "evaluation":
+                if phase.makes == "evaluation":
                     evaluated |= {split for split, _ in phase.reads}
             asked = {split for phase in of_teacher for split, _ in phase.reads} | evaluated
             for split in (split for split in self._read if split in asked):
