@@ -186,6 +186,19 @@ def toy_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data of each kind of task and two models, as golden/materials.py writes it."""
+    sys.path.append(str(Path(__file__).with_name("golden")))
+    from materials import write_materials
+
+    folder = tmp_path_factory.mktemp("materials")
+    write_materials(folder)
+    for task in ("words", "spans"):  # has no split to measure expertise on
+        shutil.copy(folder / task / "test.jsonl", folder / task / "validation.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def toy_settings(toy_task: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
     """The toy recipe as data: two experts, two students, seconds on one core. Copy, then change."""
     return toy_recipe_data(toy_task, tiny_models["toy"])
@@ -259,16 +272,6 @@ def ds_distill(command_environment: dict[str, str]) -> Iterator[CommandLine]:
 
     yield run
     warm.close()
-
-
-@pytest.fixture(scope="module")
-def short_runs(
-    settings: dict[str, Any], ds_distill: CommandLine, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Path]:
-    """Of a module's recipe, its fixture `settings`; see `alone_and_on_two_ranks`."""
-    from runs import alone_and_on_two_ranks
-
-    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import psutil
 import pytest
 import yaml
 from processes import Process, events, kill_all, left_of, marked, prepare, read_all
+from ranks import run_ranks
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.files import read_json
@@ -262,6 +264,16 @@ def evaluation(folder: Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------- one rank and two
 
 
+RECIPES = Path(__file__).parent / "ci" / "recipes.yaml"
+
+
+def recipe_of(name: str, **places: str | Path) -> dict[str, Any]:
+    """Of RECIPES. places: what stands there behind a $."""
+    text = Template(RECIPES.read_text(encoding="utf-8")).safe_substitute(places)
+    recipes = yaml.safe_load(text)
+    return copy.deepcopy({"name": name, **recipes["default"], **recipes[name]})
+
+
 def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     """The folder of a run of a recipe in this process."""
     recipe = root / "recipe.yaml"
@@ -270,25 +282,51 @@ def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     return root / "run"
 
 
+RANKS = """
+import os, sys
+from pathlib import Path
+from string import Template
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.evaluation import bootstrap
+
+marked = bootstrap.marked
+def counted(*arguments):
+    Path("resampled-by-" + os.environ["RANK"]).touch()
+    return marked(*arguments)
+bootstrap.marked = counted
+
+for place in sys.argv[1:]:
+    name, stage = place.split("/")
+    recipe = load_recipe(f"{name}/recipe.yaml", [f"deepspeed=zero{stage}_fp32"])
+    run_recipe(recipe, place)
+"""
+
+
 def alone_and_on_two_ranks(
-    settings: dict[str, Any], ds_distill: Any, root: Path
-) -> dict[int, Path]:
-    """Ranks -> the folder of a run of a recipe whose trainings end after a few steps: at stage 0 in
-    this process, and at stage 3 on two ranks. ds_distill: the fixture."""
-    short = copy.deepcopy(settings)
-    short["training"] |= {"steps": STEPS}
-    for phase in short["phases"]:
-        for section in phase.values():
-            section.pop("epochs", None)
-    alone, folder = run_here(short, root, "deepspeed=zero0_fp32"), root / "two"
-    command = ["launch", "recipe.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"]
-    done = ds_distill(*command, "--folder", folder, cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {1: alone, 2: folder}
+    recipes: Mapping[str, dict[str, Any]],
+    environment: dict[str, str],
+    root: Path,
+    stages: Sequence[int] = (3,),
+) -> dict[str, Path]:
+    """Runs of recipes whose trainings end after a few steps: NAME/run in this process at stage 0,
+    and NAME/STAGE on two ranks, which start once for all of them. Returns their folders by name."""
+    (root / "ranks.py").write_text(RANKS)
+    for name, settings in recipes.items():
+        short = copy.deepcopy(settings)
+        short["training"] |= {"steps": STEPS}
+        for phase in short["phases"]:
+            for section in phase.values():
+                section.pop("epochs", None)
+        (root / name).mkdir()
+        run_here(short, root / name, "deepspeed=zero0_fp32")
+    places = [f"{name}/{stage}" for name in recipes for stage in stages]
+    run_ranks(["ranks.py", *places], 2, environment, root)
+    return {name: root / name for name in recipes}
 
 
-def check_same_losses_on_two_ranks(folders: dict[int, Path], training: str) -> None:
-    """Of the first steps: later ones carry each rounding on."""
-    one, two = losses(folders[1], training), losses(folders[2], training)
+def check_same_losses(folder: Path, training: str, stage: int = 3) -> None:
+    """Of a recipe's first steps, on two ranks and alone: later ones carry each rounding on."""
+    one, two = losses(folder / "run", training), losses(folder / str(stage), training)
     assert len(one) == len(two) == STEPS
     assert two[:5] == pytest.approx(one[:5], rel=1e-3)

@@ -242,12 +242,6 @@ def toy_recipe_data(task: Path, model: Path) -> dict[str, Any]:
 TOY_TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
 
 
-def toy_words_task(folder: Path, **more: Any) -> dict[str, Any]:
-    """The section of a recipe; its data are written into a new folder."""
-    data = {"path": str(write_toy_words(folder))}
-    return {"type": "token-classification", "data": data, "max_length": 64, **more}
-
-
 def write_toy_words(folder: Path) -> Path:
     """Words, of which some are one or two of an entity. The first sentence of test ends beyond the
     maximum of the model that reads letters."""

@@ -27,12 +27,3 @@ def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
     assert "student: starts anew, because it was stopped before its first checkpoint, at" in said
     assert "step 13 or soon after. save_every makes them more often." in said
     assert "accuracy" in said and "after epoch 2, the best so far\n" in said
-
-
-def test_where_the_last_weights_are_kept_none_are_the_best(
-    recipe: Path, tmp_path: Path, capsys: Any
-) -> None:
-    """It said so of each epoch that was better than the one before it."""
-    run_recipe(load_recipe(recipe, ["training.keep=last"]), tmp_path / "run")
-    said = capsys.readouterr().out
-    assert "on validation after epoch 3\n" in said and "the best so far" not in said

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import losses, recipe_of, results, run_here
 from toys import TOY_FILLERS, TOY_WORDS, break_word
 from transformers import AutoModelForTokenClassification
 
-from ds_distill import run_recipe
 from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
@@ -42,47 +42,7 @@ def write_data(folder: Path) -> None:
 @pytest.fixture
 def settings(tmp_path: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
     write_data(tmp_path / "data")
-    model = str(tiny_models["toy"])
-    of_words = {"type": "token-classification", "max_length": 24}
-    tasks: dict[str, Any] = {
-        kind: {**of_words, "labels": ["O", f"B-{kind}"], "data": {"path": f"data:{kind}"}}
-        for kind in KINDS
-    }
-    parts = [{"path": f"data:{kind}", "split": "train", "labels": "none"} for kind in KINDS]
-    tasks["all"] = {
-        **of_words,
-        "labels": ["O", "B-animal", "B-food"],
-        "data": {"path": "data:animal", "splits": {"transfer": parts}},
-    }
-    distil = {"task": "all", "split": "transfer", "epochs": 4, "losses": {"kl": {}}}
-    by_losses = {"policy": "average", "mix": "losses"}
-    return {
-        "name": "experts",
-        "data_folder": str(tmp_path / "data"),
-        "tasks": tasks,
-        "teachers": {kind: {"model": model} for kind in KINDS},
-        "student": {"model": model, "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0, "keep": "last"},
-        "phases": [
-            *(
-                {"fine-tune": {"name": f"teach-{k}", "task": k, "models": k, "epochs": 6}}
-                for k in KINDS
-            ),
-            {"cache": {"task": "all", "splits": "transfer", "dtype": "float32"}},
-            {
-                "distil": {
-                    **distil,
-                    "teachers": "cached",
-                    "save_as": "cached",
-                    "routing": by_losses,
-                }
-            },
-            {"distil": {**distil, "name": "live", "save_as": "live", "routing": by_losses}},
-            *({"evaluate": {"name": f"on-{kind}", "task": kind}} for kind in KINDS),
-        ],
-        "logging": {"every": 1},
-        "deepspeed": "zero0_fp32",
-    }
+    return recipe_of("experts", data=tmp_path / "data", toy=tiny_models["toy"])
 
 
 def test_one_student_learns_the_types_of_all_experts(
@@ -90,9 +50,8 @@ def test_one_student_learns_the_types_of_all_experts(
 ) -> None:
     """An expert's O is no evidence against what it does not know: the student finds each type, in
     sentences that hold both and were tagged with one."""
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    done = run_recipe(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
-    records = [r for r in done.results["phases"] if r["kind"] == "evaluate"]
+    run = run_here(settings, tmp_path)
+    records = [r for r in results(run)["phases"] if r["kind"] == "evaluate"]
     assert [record["task"] for record in records] == list(KINDS)
     for kind, record in zip(KINDS, records, strict=True):
         models = record["models"]
@@ -100,15 +59,11 @@ def test_one_student_learns_the_types_of_all_experts(
         assert set(models["cached"]["per_class"]) == {kind}
         assert models[kind]["entity_f1"] > 0.9
         assert models["cached"]["entity_f1"] > 0.9, "also where a word of the other type stands"
-    events = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
-    losses = {
-        phase: [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
-        for phase in ("cached", "live")
-    }
-    assert losses["live"] == pytest.approx(losses["cached"], rel=1e-4) and len(losses["live"]) > 10
-    page = done.report.read_text()
+    cached, live = losses(run, "cached"), losses(run, "live")
+    assert live == pytest.approx(cached, rel=1e-4) and len(live) > 10
+    page, verdict = (run / "report.html").read_text(), results(run)["verdict"]
     assert "Entity F1 on animal, test" in page and "Entity F1 on food, test" in page
-    assert "On animal: " in done.results["verdict"] and "On food: " in done.results["verdict"]
+    assert "On animal: " in verdict and "On food: " in verdict
 
 
 @pytest.mark.parametrize(
@@ -157,6 +112,5 @@ def test_an_expert_whose_numbers_are_not_finite_is_named_with_the_words(
     settings["task"] = settings.pop("tasks")["animal"]
     settings["teachers"] = {"animal": {"model": str(tmp_path / "expert")}}
     settings["phases"] = [{"evaluate": {"split": "test"}}]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     with pytest.raises(UserError, match=r"not finite .*test\.jsonl:\d+.*tiger"):
-        run_recipe(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
+        run_here(settings, tmp_path)

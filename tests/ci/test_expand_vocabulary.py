@@ -4,11 +4,8 @@ know them (VE-KD)."""
 from __future__ import annotations
 
 import copy
-import json
 import math
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from runs import (
-    alone_and_on_two_ranks,
-    check_same_losses_on_two_ranks,
-    curves,
-    evaluation,
-    run_here,
-)
+from runs import curves, evaluation, run_here
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, toy_vocabulary
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.check import check_all
@@ -149,13 +140,6 @@ def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder: Path)
         assert f"{found['student']['own_tokens']['loss']:.3f}" in part
 
 
-def test_two_ranks_at_stage_3_are_as_one(
-    settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
-) -> None:
-    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path)
-    check_same_losses_on_two_ranks(folders, "student")
-
-
 # ------------------------------------------------------------------------------------------ traps
 
 
@@ -229,92 +213,3 @@ def test_old_rows_of_absent_words_move_by_weight_decay_alone(
     torch.testing.assert_close(after[absent], before[absent] * kept, rtol=1e-5, atol=1e-7)
     read = tokenizer.convert_tokens_to_ids(TOY_FILLERS.split())
     assert (after[read] - before[read] * kept).norm(dim=1).min() > 1e-3
-
-
-def test_it_loads_where_nothing_of_this_project_is(folder: Path) -> None:
-    texts = ["we saw zorbatin", "plumexol, quivarene!"]
-    code = (
-        "import sys, json, transformers; sys.modules['ds_distill'] = None;"
-        f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(folder / 'student')!r});"
-        f"t = transformers.AutoTokenizer.from_pretrained({str(folder / 'student')!r});"
-        f"print(json.dumps([m.config.vocab_size, t({texts!r})['input_ids']]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = AutoTokenizer.from_pretrained(folder / "models" / "01-student")(texts)["input_ids"]
-    assert json.loads(done.stdout) == [KNOWN + NEW, here]
-
-
-@pytest.mark.parametrize("name", ["vekd-large", "vekd-da"])
-def test_a_narrow_student_of_random_weights_grows_and_learns(
-    name: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
-    """The recipes, with a toy teacher."""
-    made, teacher = settings["teachers"]["bert"]["model"], tmp_path / "teacher"
-    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(made)).save_pretrained(teacher)
-    AutoTokenizer.from_pretrained(made).save_pretrained(teacher)
-    recipe = load_recipe(
-        name,
-        [
-            f"task.data.path={settings['task']['data']['path']}",
-            "task.max_length=32",
-            f"teachers.bert.model={teacher}",
-            f"student.model={teacher}",
-            "student.config={hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}",
-            f"phases.expand-vocabulary.size={KNOWN + NEW}",
-            "phases.expand-vocabulary.share=0.99",
-            *(["phases.adapt.steps=5", "phases.adapt.batch_size=16"] if name == "vekd-da" else []),
-            "training.batch_size=16",
-            "training.epochs=1",
-            "deepspeed=zero0_fp32",
-        ],
-    )
-    run_recipe(recipe, tmp_path / "run")
-    grown = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "00-expanded")
-    assert all(len(grown.tokenize(word)) == 1 for word in WORDS.split())
-    assert len(grown) <= KNOWN + NEW
-    found = evaluation(tmp_path / "run")
-    other = {"vekd-large": "distilbert", "vekd-da": "vekd-da"}[name]
-    assert found["metric"] == "word_loss" and {"bert", "vekd", other} == set(found["models"])
-    for model in found["models"].values():
-        assert model["hidden_words"] > 20 and math.isfinite(model["word_loss"])
-    grown = {model for model, one in found["models"].items() if "own_tokens" in one}
-    assert grown == {"vekd", "vekd-da"} & {*found["models"]}
-    results = read_json(tmp_path / "run" / "results.json")
-    assert results["student"] == {"vekd-large": "vekd", "vekd-da": "vekd-da"}[name]
-    assert results["verdict"].startswith(f"Student `{results['student']}`: ")
-    assert "without teachers" not in results["verdict"]
-    shipped = AutoConfig.from_pretrained(tmp_path / "run" / "student")
-    assert shipped.vocab_size > KNOWN, "it is not the baseline"
-    [pair] = [
-        one for one in found["comparisons"] if {one["student"], one["other"]} == {"vekd", "bert"}
-    ]
-    assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
-
-
-def test_a_sweep_of_sizes_draws_a_figure(
-    settings: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
-    """Figure 2: students of several vocabularies, by what is comparable between these, and beside
-    them the baseline, on which the size has no effect."""
-    made = copy.deepcopy(settings)
-    made["task"]["metric"] = "word_loss"
-    made["training"] |= {"epochs": 1}
-    teach, expand, distil = (copy.deepcopy(phase) for phase in made["phases"][:3])
-    expand["expand-vocabulary"]["save_as"] = "expanded"
-    distil["distil"] |= {"start": "expanded", "save_as": "grown"}
-    baseline = {"distil": {"name": "baseline", "save_as": "baseline", "losses": {"kl": {}}}}
-    made["phases"] = [teach, expand, distil, baseline, {"evaluate": {"split": "test"}}]
-    made["ships"] = "grown"
-    write(made, tmp_path)
-    sizes = f"phases.expand-vocabulary.size={KNOWN + 20},{KNOWN + NEW}"
-    done = ds_distill("sweep", "recipe.yaml", sizes, "--folder", tmp_path / "sweep", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "sweep" / "report.html").read_text()
-    figure = (tmp_path / "sweep" / "figures" / "scores.svg").read_text()
-    assert "nats a word" in page and "nats a word" in figure.lower()
-    assert all(str(KNOWN + more) in figure for more in (20, NEW))
-    assert "grown (shipped)" in figure and "baseline" in figure
-    [first, second] = read_json(tmp_path / "sweep" / "results.json")["settings"]
-    assert first["students"] == second["students"] == ["grown"]
-    assert second["others"]["baseline"]["to_first"]["mean"] == pytest.approx(0.0, abs=1e-6)
-    assert abs(second["to_first"]["mean"]) > 1e-3

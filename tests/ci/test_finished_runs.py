@@ -3,18 +3,14 @@ compared example by example, students are exported and pushed."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import create_autospec
 
+import httpx
 import pytest
 import torch
 from e2e.test_finished_runs import (
@@ -22,10 +18,13 @@ from e2e.test_finished_runs import (
     evaluated,
     place,  # noqa: F401
 )
+from huggingface_hub import HfApi, RepoUrl
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification
 
 from ds_distill.errors import UserError
+from ds_distill.export import hub
 from ds_distill.predictors.prediction import predict
 
 
@@ -93,132 +92,49 @@ def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_p
     assert sorted(path.relative_to(run) for path in run.rglob("*")) == before
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The calls of the Hugging Face hub that a push makes; it keeps what it gets."""
-
-    asked: ClassVar[list[tuple[str, str, str]]] = []
-    """Method, path, and token of each call."""
-    created: ClassVar[dict[str, Any]] = {}
-    files: ClassVar[dict[str, bytes]] = {}
-    full: ClassVar[list[str]] = []
-    """What it says to a commit, where it takes none."""
-    large: ClassVar[dict[str, bytes]] = {}
-    """By SHA-256: weights, which go as on the hub another way than text files."""
-
-    def do_GET(self) -> None:
-        self._answer({"name": "me", "type": "user", "orgs": []})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path.endswith("/create"):
-            self.created.update(json.loads(body))
-            self._answer({"url": f"http://{self.headers['Host']}/me/student", "name": "me/student"})
-        elif self.path.endswith("/validate-yaml"):
-            self._answer({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            names = [one["path"] for one in json.loads(body)["files"]]
-            modes = ["lfs" if name.endswith(".safetensors") else "regular" for name in names]
-            answers = [
-                {"path": name, "uploadMode": mode, "shouldIgnore": False}
-                for name, mode in zip(names, modes, strict=True)
-            ]
-            self._answer({"files": answers})
-        elif self.path.endswith("/info/lfs/objects/batch"):
-            here = f"http://{self.headers['Host']}/large"
-            objects = [
-                {**one, "actions": {"upload": {"href": f"{here}/{one['oid']}"}}}
-                for one in json.loads(body)["objects"]
-            ]
-            self._answer({"transfer": "basic", "objects": objects})
-        elif "/commit/" in self.path and self.full:
-            self._answer({}, 403, self.full[0])
-        elif "/commit/" in self.path:
-            for line in map(json.loads, body.splitlines()):
-                value = line["value"]
-                if line["key"] == "file":
-                    self.files[value["path"]] = base64.b64decode(value["content"])
-                if line["key"] == "lfsFile":
-                    self.files[value["path"]] = self.large[value["oid"]]
-            self._answer(
-                {
-                    "commitUrl": f"http://{self.headers['Host']}/me/student/commit/1",
-                    "commitOid": "1",
-                }
-            )
-        else:
-            self.send_error(404)
-
-    def do_PUT(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        name = self.path.removeprefix("/large/")
-        assert hashlib.sha256(content).hexdigest() == name
-        self.large[name] = content
-        self._answer({})
-
-    def _answer(self, content: Any, status: int = 200, error: str = "") -> None:
-        self.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
-        text = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("X-Error-Message", error)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
 def test_a_student_is_pushed_to_a_private_repository(
-    place: Path, tmp_path: Path, command_environment: dict[str, str]
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = ds_distill("push", place / "long", "me/student", "--dry-run")
-    assert done.exit_code == 0 and "Nothing was pushed" in done.output
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = {**command_environment, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-    environment |= {"HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
-    environment.pop("HF_HUB_OFFLINE", None)
-
-    def called(*words: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ds_distill", *map(str, words)]
-        return subprocess.run(
-            command, env={**environment, **changes}, capture_output=True, text=True, timeout=120
-        )
-
-    def pushed(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        return called("push", place / "long", *words, **changes)
-
-    result = pushed("me/student")
-    assert result.returncode == 0, result.stderr
-    assert Hub.created["name"] == "student"
-    assert Hub.created.get("visibility") == "private" or Hub.created.get("private") is True
-    writes = ("/create", "/preupload/main", "/commit/main")  # the client asks other things without
-    tokens = [token for _, path, token in Hub.asked if path.endswith(writes)]
-    assert tokens == ["Bearer hf_secret"] * 3
+    """The hub's client is one that takes the same arguments, and keeps them."""
+    api = create_autospec(HfApi, instance=True)
+    api.create_repo.return_value = RepoUrl("https://huggingface.co/me/student")
+    monkeypatch.setattr(hub, "HfApi", lambda: api)
+    monkeypatch.setattr(hub, "get_token", lambda: "hf_secret")
+    command = ["push", place / "long", "me/student"]
+    planned = ds_distill(*command, "--dry-run")
+    assert planned.exit_code == 0 and "Nothing was pushed" in planned.output
+    assert not api.method_calls
+    done = ds_distill(*command)
+    assert done.exit_code == 0, done.output
+    assert api.create_repo.call_args.kwargs["private"] is True
+    files = {}
+    for add in api.create_commit.call_args.args[1]:
+        with add.as_file() as content:
+            files[add.path_in_repo] = content.read()
     student = place / "long" / "student"
-    assert list(Hub.large.values()) == [(student / "model.safetensors").read_bytes()]
     for name in ("config.json", "model.safetensors", "README.md", "tokenizer.json"):
-        assert Hub.files[name] == (student / name).read_bytes()
-    assert json.loads(Hub.files["results.json"])["student"] == "student"
-    listed = {line.split()[-1] for line in done.output.splitlines() if " MB " in line}
-    assert listed == {*Hub.files}, "the dry run lists what is pushed"
-    text = "".join([result.stdout, result.stderr, *map(str, Hub.files.values())])
-    assert "hf_secret" not in text
-    for changes, message in (
-        ({"HF_TOKEN": ""}, "Log in once"),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
-        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-    ):
-        refused = pushed("me/student", **changes)
-        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
+        assert files[name] == (student / name).read_bytes()
+    assert json.loads(files["results.json"])["student"] == "student"
+    listed = {line.split()[-1] for line in planned.output.splitlines() if " MB " in line}
+    assert listed == {*files}, "the dry run lists what is pushed"
+    assert "hf_secret" not in done.output + str(api.mock_calls)
+
     run = ["run", place / "toy.yaml", "--folder", place / "long", "--resume"]
     run += ["training.epochs=6", "training.keep=last", "--push-to-hub", "me/student"]
-    Hub.full.append("no space left")
-    refused = called(*run)
-    assert refused.returncode == 2, refused.stderr
-    again = f"no space left. The run is finished; push it with: ds-distill push {place / 'long'}"
-    assert again in refused.stderr, refused.stderr
     with pytest.raises(UserError, match="--until the run ends unfinished"):
         ds_distill(*run, "--until", "distil")
-    server.shutdown()
+    response = httpx.Response(403, request=httpx.Request("POST", "https://huggingface.co"))
+    api.create_commit.side_effect = HfHubHTTPError("no space left", response=response)
+    again = f"no space left. The run is finished; push it with: ds-distill push {place / 'long'}"
+    with pytest.raises(UserError, match=re.escape(again)):
+        ds_distill(*run)
+    for raised, message in (
+        (OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set"),
+        (ConnectionError("127.0.0.1:9"), "the hub cannot be reached"),
+    ):
+        api.whoami.side_effect = raised
+        with pytest.raises(UserError, match=message):
+            ds_distill(*command)
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    with pytest.raises(UserError, match="Log in once"):
+        ds_distill(*command)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
+from runs import evaluation, losses
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.check import check_all
@@ -145,8 +145,3 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         check_all(load_recipe(write(adapt_and_distil(trained), tmp_path), overrides))
-
-
-def test_two_ranks_follow_alike(trained: dict[str, Any], ds_distill: Any, tmp_path: Path) -> None:
-    folders = alone_and_on_two_ranks(adapt_and_distil(trained), ds_distill, tmp_path)
-    check_same_losses_on_two_ranks(folders, "live")

@@ -22,6 +22,8 @@ SETS = {
     "qa_xquad_en": "extractive-qa",
     "boolq": "single-label",
 }
+TRAINED = ("tweeteval_emotion", "hoc", "ner_linnaeus", "qa_xquad_en")
+"""One of each kind."""
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -35,6 +37,8 @@ def test_real_data_sets_are_guessed_check_passes_and_they_train(
     assert yaml.safe_load(file.read_text())["task"]["type"] == SETS[name]
     checked = ds_distill("check", file)
     assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
+    if name not in TRAINED:
+        return
     chooses = [] if "keep: last" in file.read_text() else ["validation"]
     splits = ["train", "test", *chooses]
     few = [f"task.data.limit.{split}=80" for split in splits]

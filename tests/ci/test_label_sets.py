@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from runs import losses
+from runs import losses, recipe_of, run_here
 
+from ds_distill import run_recipe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.check import check_all
-from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.keys import content_keys
@@ -27,57 +22,23 @@ from ds_distill.recipe import load_recipe
 from ds_distill.reporting.result_tables import evaluation_tables, verdict
 from ds_distill.run.execute import execute
 
-FIRST = {"animal": "animal", "food": "food", "weather": None}
-SECOND = {"2": "weather", "1": "food"}
-HOW = {"split": "transfer", "epochs": 6, "losses": {"kl": {"temperature": 2.0}}}
-MIXED = {"policy": "average", "mix": "losses"}
-LEARN: list[Any] = [
-    {"cache": {"splits": ["validation", "transfer"], "hidden": [-1], "dtype": "float32"}},
-    {"expertise": {"split": "validation"}},
-    {"distil": {**HOW, "teachers": "cached", "routing": ["gate", MIXED, "chosen"]}},
-    {"distil": {**HOW, "teachers": "live", "routing": MIXED, "save_as": "live"}},
-    {"evaluate": {"split": "test"}},
-]
 
-
-@dataclass(frozen=True)
-class Bench:
-    root: Path
-    settings: dict[str, Any]
-
-    def recipe(self, name: str, maps: dict[str, Any], phases: list[Any]) -> Path:
-        model = str(self.root / "teacher" / "models" / "00-sound")
-        teachers = {key: {"model": model, "labels": labels} for key, labels in maps.items()}
-        path = self.root / f"{name}.yaml"
-        data = {**self.settings, "teachers": teachers, "phases": phases}
-        path.write_text(yaml.safe_dump(data, sort_keys=False))
-        return path
+@pytest.fixture(scope="module")
+def recipe(
+    toy_task: Path, tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The file of a recipe; beside it `run`, which trained its teacher."""
+    places = {"task": toy_task, "toy": tiny_models["toy"]}
+    folder = run_here(recipe_of("sound", **places), tmp_path_factory.mktemp("sets")).parent
+    sets = recipe_of("sets", sound=folder / "run" / "models" / "00-sound", **places)
+    (folder / "sets.yaml").write_text(yaml.safe_dump(sets, sort_keys=False))
+    return folder / "sets.yaml"
 
 
 @pytest.fixture(scope="module")
-def bench(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]
-) -> Iterator[Bench]:
-    before = dict(os.environ)
-    settings = copy.deepcopy(toy_settings)
-    settings["training"] |= {"epochs": 4}
-    bench = Bench(tmp_path_factory.mktemp("sets"), settings)
-    path = bench.root / "teacher.yaml"
-    teacher = {"sound": {"model": settings["student"]["model"]}}
-    phases = [{"fine-tune": {"models": "sound"}}]
-    path.write_text(yaml.safe_dump({**settings, "teachers": teacher, "phases": phases}))
-    execute(load_recipe(str(path)), bench.root / "teacher")
-    yield bench
-    World.stop()
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.fixture(scope="module")
-def run(bench: Bench) -> Path:
-    recipe = load_recipe(str(bench.recipe("run", {"first": FIRST, "second": SECOND}, LEARN)))
-    execute(recipe, bench.root / "run")
-    return bench.root / "run"
+def run(recipe: Path) -> Path:
+    run_recipe(load_recipe(recipe), recipe.with_name("sets"))
+    return recipe.with_name("sets")
 
 
 def test_the_cache_has_a_column_for_each_known_class(run: Path, toy_task: Path) -> None:
@@ -107,11 +68,10 @@ def test_the_comparison_has_what_can_be_trained(run: Path) -> None:
 
 
 def test_route_judges_teachers_on_all_classes(
-    bench: Bench, run: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is best at the class that the other lacks, so both stay."""
-    recipe = load_recipe(bench.root / "run.yaml", ["phases.expertise.leave_out=unqualified"])
-    comparison = route(recipe, run)
+    comparison = route(load_recipe(recipe, ["phases.expertise.leave_out=unqualified"]), run)
     assert set(comparison.teachers) == {"first", "second"}
     assert "Left out" not in capsys.readouterr().out
 
@@ -144,19 +104,16 @@ def test_wherever_its_score_stands_it_says_how_many_labels_a_teacher_knows(run: 
     assert "first knows animal, food: its score counts examples of all 3 labels." in report
 
 
-def test_a_cache_of_another_mapping_is_refused(bench: Bench, run: Path) -> None:
-    maps = {"first": {**FIRST, "weather": "food"}, "second": SECOND}
-    cache = {**LEARN[0]["cache"], "folder": str(run / "cache" / "00-cache")}
-    recipe = load_recipe(str(bench.recipe("other", maps, [{"cache": cache}])))
+def test_a_cache_of_another_mapping_is_refused(recipe: Path, run: Path, tmp_path: Path) -> None:
+    folder = run / "cache" / "00-cache"
+    other = ["teachers.first.labels.weather=food", f"phases.cache.folder={folder}"]
     with pytest.raises(UserError, match="was cached with labels"):
-        execute(recipe, bench.root / "other")
+        execute(load_recipe(recipe, other), tmp_path / "run", first=1)
 
 
-def test_check_refuses_what_would_mix_unlike_distributions(bench: Bench) -> None:
-    maps = {"first": FIRST, "second": SECOND}
-    phases = [*LEARN[:2], {"distil": {**HOW, "teachers": "cached", "routing": ["average", "best"]}}]
+def test_check_refuses_what_would_mix_unlike_distributions(recipe: Path) -> None:
     with pytest.raises(UserError) as caught:
-        check_all(load_recipe(str(bench.recipe("mixed", maps, phases))))
+        check_all(load_recipe(recipe, ["phases.distil.routing=[average, best]"]))
     message = str(caught.value)
     assert "2 mistakes" in message
     for part in (
@@ -170,15 +127,14 @@ def test_check_refuses_what_would_mix_unlike_distributions(bench: Bench) -> None
         assert part in message
 
 
-def test_check_names_a_label_that_no_teacher_knows(bench: Bench) -> None:
-    maps = {"first": FIRST, "second": {"animal": "animal", "food": "food"}}
+def test_check_names_a_label_that_no_teacher_knows(recipe: Path) -> None:
+    second = "teachers.second.labels={animal: animal, food: food}"
     with pytest.raises(UserError, match=r"task\.labels: no teacher knows weather\. "):
-        check_all(load_recipe(str(bench.recipe("unknown", maps, LEARN))))
+        check_all(load_recipe(recipe, [second]))
 
 
-def test_check_notes_who_knows_what_and_what_a_loss_leaves_open(bench: Bench) -> None:
+def test_check_notes_who_knows_what_and_what_a_loss_leaves_open(recipe: Path) -> None:
     """Teachers that share a label are compared by way of it."""
-    sharing = check_all(load_recipe(str(bench.recipe("s", {"a": FIRST, "b": SECOND}, LEARN))))
-    text = "\n".join(sharing)
-    assert "teachers.a.labels: knows 2 of the 3 labels (animal, food)" in text
+    text = "\n".join(check_all(load_recipe(recipe)))
+    assert "teachers.first.labels: knows 2 of the 3 labels (animal, food)" in text
     assert "leaves open" not in text

@@ -18,23 +18,35 @@ from toys import make_toy_classifier
 from ds_distill.files import read_json
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("launches")
+
+
 @pytest.fixture
-def runs(tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]) -> Runs:
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+def runs(place: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]) -> Runs:
+    (place / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
     for name in ("random", "torch", "datasets", "deepspeed"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a script of the user was run')")
-    extensions = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+        (place / f"{name}.py").write_text("raise SystemExit('a script of the user was run')")
+    extensions = {"TORCH_EXTENSIONS_DIR": str(place / "extensions")}
     return Runs(Path("toy.yaml"), {**command_environment, **extensions}, ranks=2)
 
 
-def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_path):
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    runs.finish(whole)
+@pytest.fixture
+def whole(runs: Runs, place: Path) -> Path:
+    """The launch that nothing happened to."""
+    if not (place / "whole").is_dir():
+        runs.finish(place / "whole")
+    return place / "whole"
+
+
+def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, whole, place):
+    folder = place / "stopped"
     assert json.loads((whole / "environment.json").read_text())["ranks"] == 2
     assert set(json.loads((whole / "results.json").read_text())["phases"][-1]["models"]) == {
         *("first", "second", "average", "expertise")
     }
-    assert not (tmp_path / "extensions").exists(), "something was compiled"
+    assert not (place / "extensions").exists(), "something was compiled"
 
     # Ctrl-C in a terminal, where the first rank draws a bar and hides the cursor.
     code, shown = runs.press(folder, after_steps(8, 0.0), resume=False, keys=b"\x03")
@@ -108,12 +120,11 @@ def hang_ranks_and_kill(launch: Process) -> None:
 
 
 def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(
-    runs: Runs, tmp_path: Path
+    runs: Runs, whole: Path, place: Path
 ) -> None:
     """To the bit as if left alone."""
     runs.arguments += ["--max-restarts", "1"]
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    runs.finish(whole)
+    folder = place / "killed"
     code, output = runs.stop(folder, after_steps(20, 0.0), False, kill_second_rank, seconds=300)
     assert code == 0, output
     assert "continues at step" in output
@@ -129,11 +140,12 @@ def kill_second_rank(launch: Process) -> None:
     second.kill()
 
 
-def test_deepspeeds_runner_ends_with_the_launch_and_goes_on(runs: Runs, tmp_path: Path) -> None:
+def test_deepspeeds_runner_ends_with_the_launch_and_goes_on(
+    runs: Runs, whole: Path, place: Path
+) -> None:
     """On the one host of a hostfile, which needs no ssh."""
-    (tmp_path / "hosts").write_text("localhost slots=3\n")
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    runs.finish(whole)
+    (place / "hosts").write_text("localhost slots=3\n")
+    folder = place / "on-hosts"
     runs.arguments[-2:] = ["--hostfile", "hosts", "--include", "localhost:1,2"]
     code, output = runs.stop(
         folder, after_steps(20, 0.0), False, lambda launch: launch.terminate(), seconds=60

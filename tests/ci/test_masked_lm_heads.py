@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, run_here
+from runs import run_here
 from toys import TINY, toy_vocabulary
 
 SPECIAL = {
@@ -70,18 +70,3 @@ def test_a_modernbert_learns_from_a_mobilebert(
     folder = run_here(settings, tmp_path, "training.steps=4")
     student = tr.AutoModelForMaskedLM.from_pretrained(folder / "student")
     assert (type(student).__name__, len(student.model.layers)) == ("ModernBertForMaskedLM", 1)
-
-
-@pytest.mark.parametrize(("teacher", "student"), [("mobilebert", "eurobert")])
-def test_two_ranks_with_sharded_weights_learn_alike(
-    teacher: str,
-    student: str,
-    models: dict[str, str],
-    masked_lm_settings: dict[str, Any],
-    ds_distill: Any,
-    tmp_path: Path,
-) -> None:
-    settings = distilled(masked_lm_settings, models[teacher], models[student])
-    settings["student_resident"] = False
-    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path)
-    check_same_losses_on_two_ranks(folders, "student")

@@ -3,62 +3,34 @@ process and on two, and the evaluation shows it."""
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ci.test_multi_label import write_task
-from runs import losses
+from runs import losses, recipe_of
 from toys import make_toy_classifier
 
 from ds_distill.routing.multi_label import load_fitted
 
-KL = {"split": "transfer", "epochs": 1, "losses": {"kl": {"temperature": 2.0}}}
-
-
-def phases_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    first, second = copy.deepcopy(settings["phases"][:2])
-    for phase in (first, second):  # each is best at the class that the other has never seen
-        phase["fine-tune"]["focus"]["share_of_others"] = 0.0
-    return [
-        first,
-        second,
-        {"cache": {"name": "for-routing", "splits": "validation", "hidden": [-1]}},
-        {"expertise": {"leave_out": "unqualified"}},
-        {"cache": {"splits": "transfer", "hidden": [-1], "dtype": "float32"}},
-        {"distil": {**KL, "teachers": "cached", "routing": ["expertise", "chosen"]}},
-        {"distil": {**KL, "name": "live", "routing": "expertise", "save_as": "live"}},
-    ]
-
 
 @pytest.fixture(scope="module")
-def recipe(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(
+    toy_task: Path, tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Two experts, and before them a teacher with random weights, which no phase trains."""
     here = tmp_path_factory.mktemp("qualified")
-    settings = {
-        **toy_settings,
-        "teachers": {
-            "ignorant": {"model": str(make_toy_classifier(here / "ignorant"))},
-            **toy_settings["teachers"],
-        },
-        "training": {**toy_settings["training"], "dropout": 0.0},
-        "phases": phases_of(toy_settings),
-        "logging": {"every": 1},
-        "deepspeed": "zero3_fp32",
-    }
-    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    settings["phases"].append({"evaluate": {"split": "test"}})
-    (here / "evaluated.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    ignorant = make_toy_classifier(here / "ignorant")
+    made = recipe_of("unqualified", task=toy_task, toy=tiny_models["toy"], ignorant=ignorant)
+    (here / "toy.yaml").write_text(yaml.safe_dump(made, sort_keys=False))
     return here / "toy.yaml"
 
 
 @pytest.fixture(scope="module")
 def one(recipe: Path, ds_distill: Any) -> Path:
     folder = recipe.parent / "one"
-    done = ds_distill("run", recipe.with_name("evaluated.yaml"), "--folder", folder)
+    done = ds_distill("run", recipe, "--folder", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "console.txt").write_text(done.stdout)
     return folder
@@ -100,37 +72,6 @@ def test_the_evaluation_shows_all(one: Path) -> None:
 
 
 def test_route_leaves_it_out_too(one: Path, recipe: Path, ds_distill: Any) -> None:
-    done = ds_distill("route", recipe.with_name("evaluated.yaml"), "--folder", one)
+    done = ds_distill("route", recipe, "--folder", one)
     assert done.returncode == 0, done.stderr
     assert "Left out: ignorant" in done.stdout and "teacher ignorant" not in done.stdout
-
-
-def test_where_examples_have_many_labels(recipe: Path, ds_distill: Any) -> None:
-    """Two teachers learn all labels, the third knows none; each that stays is best at some."""
-    here = recipe.parent
-    settings = yaml.safe_load(recipe.read_text())
-    for phase in settings["phases"][:2]:
-        del phase["fine-tune"]["focus"]
-        phase["fine-tune"]["epochs"] = 8
-    settings |= {
-        "task": {
-            "type": "multi-label",
-            "data": {"path": str(write_task(here / "sets")), "columns": {"label": "labels"}},
-            "max_length": 16,
-        },
-        "phases": [
-            *settings["phases"][:2],
-            {"expertise": {"leave_out": "unqualified"}},
-            {"distil": {**KL, "routing": ["expertise"]}},
-        ],
-    }
-    (here / "sets.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    done = ds_distill("run", here / "sets.yaml", "--folder", here / "of-sets")
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = record_of(here / "of-sets", "expertise")
-    assert "ignorant" in record["left_out"]
-    stay = set(record["teachers"])
-    assert stay == {"ignorant", "first", "second"} - set(record["left_out"])
-    assert stay == set(record["experts"].values()) == set(record["f1"])
-    assert set(load_fitted(here / "of-sets" / "routing.safetensors").teachers) == stay
-    assert losses(here / "of-sets", "student")

@@ -219,13 +219,6 @@ def test_a_rank_that_reads_another_teacher_is_refused(
     assert not (folder / "recipe.yaml").exists()
 
 
-def test_a_killed_rank_is_named_at_once(ranks, tmp_path):
-    folder = tmp_path / "run"
-    started = ranks.start(folder)
-    wait_for_steps(folder, 3, started)
-    kill_one(1, started, folder)
-
-
 def test_a_folder_is_of_one_run(ranks, tmp_path):
     folder = tmp_path / "run"
     started = ranks.start(folder)

@@ -1,5 +1,5 @@
-"""A student with sizes of its own, from random weights: checked, planned, trained, judged, shipped,
-resumed, and the same on two ranks whose weights are sharded."""
+"""A student with sizes of its own, from random weights: checked, planned, trained, judged and
+shipped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, run_here
+from runs import evaluation, run_here
 from transformers import AutoModelForMaskedLM
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import load_recipe
 from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
@@ -22,7 +22,6 @@ from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.models.student import student_config
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.training.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -118,40 +117,3 @@ def test_check_knows_the_width_of_a_random_student(narrow: dict[str, Any], tmp_p
     check_all(load_recipe(file, ["phases.distil.losses.cosine={}"]))  # by a trained map
     with pytest.raises(UserError, match=r"losses\.hidden_mse\.layers=every.*student has 1 layers"):
         check_all(load_recipe(file, ["phases.distil.losses.hidden_mse.layers=every"]))
-
-
-def test_a_resumed_random_student_is_bit_for_bit_the_same(
-    narrow: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "recipe.yaml"
-    short = {**narrow, "phases": narrow["phases"][1:2], "teachers": {}}
-    short["phases"] = [{"fine-tune": {"models": "student", "steps": 6, "save_every": 2}}]
-    file.write_text(yaml.safe_dump(short))
-    recipe = load_recipe(file)
-    run_recipe(recipe, tmp_path / "whole")
-    save = Checkpoints.save
-
-    def fail_after(self: Checkpoints, engine: Any, step: int, progress: dict[str, Any]) -> None:
-        save(self, engine, step, progress)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpoints, "save", fail_after)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(recipe, tmp_path / "again")
-    run_recipe(recipe, tmp_path / "again", resume=True)
-    one, two = (
-        (tmp_path / name / "student" / "model.safetensors").read_bytes()
-        for name in ("whole", "again")
-    )
-    assert one == two
-
-
-def test_two_ranks_begin_with_the_same_random_weights(
-    narrow: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
-    folders = alone_and_on_two_ranks(narrow, ds_distill, tmp_path)
-    check_same_losses_on_two_ranks(folders, "student")
-    starts = [evaluation(folder)["models"]["start"]["loss"] for folder in folders.values()]
-    assert starts[0] == pytest.approx(starts[1], rel=1e-5)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from runs import digests, evaluation, run_here
+from runs import digests, evaluation, recipe_of, run_here
 from safetensors.numpy import load_file
-from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
+from toys import TOY_FILLERS, TOY_TAGS, write_toy_words
+from unit.test_predictions import opened_words, words_task, written
 
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
@@ -29,12 +30,6 @@ from ds_distill.data.words import Words, word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.file_teacher import FileTeacher
-from ds_distill.recipe.tasks import TokenClassification
-
-
-def written(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 def rows_of(settings: dict[str, Any], split: str) -> list[dict[str, Any]]:
@@ -46,34 +41,8 @@ def rows_of(settings: dict[str, Any], split: str) -> list[dict[str, Any]]:
 def settings(
     tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    root = tmp_path_factory.mktemp("words")
-    splits = ["transfer", "validation", "test"]
-    return {
-        "name": "words",
-        "task": toy_words_task(root / "data"),
-        "teachers": {
-            "other": {"model": str(tiny_models["toy"])},
-            "said": {"model": str(tiny_models["toy"])},
-        },
-        "student": {"model": str(tiny_models["toy"]), "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0},
-        "phases": [
-            {"fine-tune": {"models": ["other", "said"], "epochs": 2}},
-            {"cache": {"splits": splits, "dtype": "float32"}},
-            {"expertise": {"states": False}},
-            {
-                "distil": {
-                    "split": "transfer",
-                    "epochs": 2,
-                    "teachers": "cached",
-                    "routing": ["average", "expertise"],
-                    "losses": {"kl": {}},
-                }
-            },
-            {"evaluate": {"split": "test"}},
-        ],
-        "deepspeed": "zero0_fp32",
-    }
+    data = write_toy_words(tmp_path_factory.mktemp("words") / "data")
+    return recipe_of("said", data=data, toy=tiny_models["toy"])
 
 
 def test_a_file_of_a_models_logits_teaches_what_the_model_does(
@@ -149,16 +118,14 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     known = TOY_FILLERS.split()
     lists = [[str(word) for word in draw.choice(known, size)] for size in (5, 45)]
     lists.append([*lists[1][:12], *reversed(lists[1][:20])])
-    file, task = task_of(
-        tmp_path, [{"tokens": words, "tags": ["O"] * len(words)} for words in lists]
-    )
+    task = words_task(tmp_path, [{"tokens": words, "tags": ["O"] * len(words)} for words in lists])
     given = [draw.normal(size=(len(words), len(TOY_TAGS))).round(3) for words in lists[:2]]
     lines = [
         {"tokens": words, "logits": logits.tolist()}
         for words, logits in zip(lists[:2], given, strict=True)
     ]
     source = open_source(task, tmp_path / "cache")
-    found = open_predictions(written(file, lines), source)
+    found = open_predictions(written(tmp_path / "said.jsonl", lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     split = word_windows(source.read("train"), [tokenizer], 10)
     words = Words.of(split)
@@ -180,25 +147,6 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     assert (signals.logits[~signals.reported] == 0).all()
 
 
-def task_of(folder: Path, rows: list[dict[str, Any]], **columns: str) -> tuple[Path, Any]:
-    data = folder / "data"
-    data.mkdir(exist_ok=True)
-    written(data / "train.jsonl", rows)
-    given = {"path": str(data), "columns": columns}
-    task = TokenClassification.model_validate({"data": given, "labels": TOY_TAGS})
-    return folder / "said.jsonl", task
-
-
-def opened(folder: Path, lines: list[dict[str, Any]], **columns: str) -> FilePredictions:
-    rows = [
-        {"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
-        {"tokens": ["rice"], "tags": ["B-food"], "key": "two"},
-    ]
-    file, task = task_of(folder, rows, **columns)
-    source = open_source(task, folder / "cache")
-    return open_predictions(written(file, lines), source, ["train"])
-
-
 def logits_of(found: FilePredictions, words: list[str]) -> Any:
     [at] = found.find(word_keys([words]))
     return None if at < 0 else found.logits[found.first[at] :][: len(words)]
@@ -208,22 +156,22 @@ def test_each_form_is_read(tmp_path: Path) -> None:
     sure, rest = math.log(0.8), math.log(0.05)
     tags = {"tokens": ["a", "cat"], "predicted": ["O", "B-animal"], "confidence": [1, 0.8]}
     shares = {"tokens": ["rice"], "probabilities": [{"B-food": 0.8, "O": 0.2}]}
-    found = opened(tmp_path, [tags])
+    found = opened_words(tmp_path, [tags])
     assert logits_of(found, ["a", "cat"])[1] == pytest.approx([rest, sure, rest, rest, rest])
     assert logits_of(found, ["a", "cat"])[0].argmax() == 0 and logits_of(found, ["rice"]) is None
-    found = opened(tmp_path, [shares])
+    found = opened_words(tmp_path, [shares])
     assert logits_of(found, ["rice"])[0, 3] == pytest.approx(sure)
     logits = [[0.5, 1.0, -2.0, 0.0, 3.0], [1.0, 1.0, 1.0, 1.0, 2.0]]
-    found = opened(tmp_path, [{"tokens": ["a", "cat"], "logits": logits}])
+    found = opened_words(tmp_path, [{"tokens": ["a", "cat"], "logits": logits}])
     assert logits_of(found, ["a", "cat"]).tolist() == logits
     # By ids, in the data a number or a name.
     by_id = [{"key": "two", "predicted": ["B-food"]}, {"key": "1", "predicted": None}]
-    found = opened(tmp_path, by_id, id="key")
+    found = opened_words(tmp_path, by_id)
     assert logits_of(found, ["rice"])[0].argmax() == 3 and len(found) == 1
     spans = [{"start": 2, "end": 5, "type": "animal"}]
     (tmp_path / "texts").mkdir()
     rows = [{"text": "a cat", "spans": spans}, {"text": "rice", "spans": []}]
-    file, task = task_of(tmp_path / "texts", rows)
+    task, file = words_task(tmp_path / "texts", rows), tmp_path / "texts" / "said.jsonl"
     lines = [
         {"text": "a cat", "predicted": spans, "confidence": 0.8},
         {"text": "rice", "predicted": ["B-food"]},
@@ -239,7 +187,7 @@ def test_spans_that_an_earlier_version_took_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = [{"start": 0, "end": 1, "type": "animal", "text": "cat"}]
-    file, task = task_of(tmp_path, [{"text": "a cat", "spans": []}])
+    task, file = words_task(tmp_path, [{"text": "a cat", "spans": []}]), tmp_path / "said.jsonl"
     source = open_source(task, tmp_path / "cache")
     written(file, [{"text": "a cat", "predicted": spans}])
     with monkeypatch.context() as before:
@@ -248,35 +196,3 @@ def test_spans_that_an_earlier_version_took_are_not_taken(
         assert len(open_predictions(file, source)) == 1
     with pytest.raises(UserError, match=r"1: 'predicted': span 0 is 'cat', and .* are 'a'"):
         open_predictions(file, source)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"tokens": ["a", "cat"], "predicted": ["O"]}, "1: 'predicted' is of 1 words, and .* 2"),
-        ({"tokens": ["a"], "predicted": "O"}, "a list of what is predicted of each word, got 'O'"),
-        ({"tokens": ["a"], "predicted": ["o"]}, "1: word 0: label 'o' .*Did you mean `O`"),
-        ({"tokens": ["a"], "predicted": [None]}, "1: word 0: 'predicted' names no label"),
-        ({"tokens": ["a"], "predicted": ["O"], "confidence": [1, 1]}, "'confidence' is of 2 words"),
-        ({"tokens": "a", "predicted": ["O"]}, "'tokens' must be a list of words"),
-        ({"tokens": ["a"], "logits": [[1, 2]]}, "word 0: 'logits' must be an object"),
-        (
-            {
-                "text": "🎉 a cat",
-                "predicted": [{"start": 5, "end": 8, "type": "animal", "text": "cat"}],
-            },
-            "1: 'predicted': span 0 .* It counts UTF-16 .* in characters it is 4 to 7",
-        ),
-        ({"key": 1, "predicted": ["O"]}, "'predicted' is of 1 words, and there are 2"),
-        (
-            {"words": ["a"], "predicted": ["O"]},
-            "no column 'tokens', in which the task's words are, "
-            "and no 'key', in which their ids are",
-        ),
-    ],
-)
-def test_mistakes_are_refused_where_they_stand(
-    tmp_path: Path, line: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        opened(tmp_path, [line], id="key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import tracemalloc
@@ -10,15 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import (
-    alone_and_on_two_ranks,
-    check_same_losses_on_two_ranks,
-)
-from unit.test_predictions import (
-    logits_of,
-    opened,
-    with_answers,
-)
+from runs import alone_and_on_two_ranks, check_same_losses
+from unit.test_predictions import logits_of, opened, with_answers
 
 
 def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
@@ -40,27 +34,20 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
-    toy_settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
+    toy_settings: dict[str, Any],
+    command_environment: dict[str, str],
+    tmp_path: Path,
+    in_this_process: None,
 ) -> None:
-    """At stage 0 on one rank and at stages 1, 2 and 3 on two, with a model and a file; and a lone
-    file."""
-    settings = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
-    settings["training"] = {**settings["training"], "dropout": 0.0}
-    root = tmp_path / "both"
-    root.mkdir()
-    folders = alone_and_on_two_ranks(settings, ds_distill, root)
-    of_stages = [folders[2]]
-    for stage in (1, 2):
-        folder = root / f"stage-{stage}"
-        parts = ["recipe.yaml", "--num-gpus", "2", "--folder", folder]
-        done = ds_distill("launch", *parts, f"deepspeed=zero{stage}_fp32", cwd=root)
-        assert done.returncode == 0, done.stdout + done.stderr
-        of_stages.append(folder)
-    for folder in of_stages:
+    """At stage 0 on one rank and at the others on two, with a model and a file; and a lone file."""
+    both = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
+    both["training"] = {**both["training"], "dropout": 0.0}
+    alone = copy.deepcopy(both)
+    del alone["teachers"]["second"], alone["phases"][0], alone["phases"][1]
+    alone["phases"][1]["distil"]["routing"] = "average"
+    recipes, stages = {"both": both, "alone": alone}, (1, 2, 3)
+    folders = alone_and_on_two_ranks(recipes, command_environment, tmp_path, stages)
+    for stage in stages:
+        check_same_losses(folders["alone"], "student", stage)
         for student in ("average", "expertise"):
-            check_same_losses_on_two_ranks({1: folders[1], 2: folder}, student)
-    del settings["teachers"]["second"], settings["phases"][0], settings["phases"][1]
-    settings["phases"][1]["distil"]["routing"] = "average"
-    (tmp_path / "alone").mkdir()
-    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path / "alone")
-    check_same_losses_on_two_ranks(folders, "student")
+            check_same_losses(folders["both"], student, stage)

@@ -13,27 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from ci.test_sweep import recipe  # noqa: F401
 from processes import left_of, marked, prepare
 from runs import losses
 
 RATES = ["1e-2", "1e30"]
 """Under the second one the loss is not finite."""
-
-
-@pytest.fixture
-def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
-    distil = {"split": "transfer", "teachers": "cached", "losses": {"kl": {}}, "epochs": 2}
-    phases = [{"fine-tune": {"models": "first", "epochs": 2}}, {"cache": {"splits": "transfer"}}]
-    settings = {
-        **toy_settings,
-        "teachers": {"first": toy_settings["teachers"]["first"]},
-        "training": {**toy_settings["training"], "dropout": 0.0},  # ranks draw their own
-        "phases": [*phases, {"distil": distil}, {"evaluate": {"split": "test"}}],
-        "logging": {"every": 1},
-    }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
-    return tmp_path / "toy.yaml"
 
 
 def test_launched_seeds_have_the_losses_of_one_process(

@@ -1,36 +1,19 @@
-"""Two ranks at stage 3 have the losses of one at stage 0, with each kind of rows; in `make test-ci`
-words and many labels have."""
+"""Two ranks at stage 3 have the losses of one at stage 0, with the kinds of rows that test-ci
+leaves out."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-from ci.test_character_spans import settings as spans  # noqa: F401
-from ci.test_extractive_qa import settings as questions  # noqa: F401
-from ci.test_regression import settings as numbers  # noqa: F401
-from runs import check_same_losses_on_two_ranks
+from runs import alone_and_on_two_ranks, check_same_losses, recipe_of
 
-TRAININGS = {
-    "numbers": ["first", "second", "cached", "live", "control"],
-    "questions": ["first", "student", "live"],
-    "spans": ["reads", "spells", "average", "expertise", "live"],
-}
-
-
-@pytest.fixture(scope="module", params=TRAININGS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def settings(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-    return request.getfixturevalue(kind)
+KINDS = ("regression", "extractive-qa", "character-spans")
 
 
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    short_runs: dict[int, Path], kind: str
+    materials: Path, command_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    for training in TRAININGS[kind]:
-        check_same_losses_on_two_ranks(short_runs, training)
+    recipes = {kind: recipe_of(kind, materials=materials) for kind in KINDS}
+    for folder in alone_and_on_two_ranks(recipes, command_environment, tmp_path).values():
+        for training in ("first", "second", "average", "live"):
+            check_same_losses(folder, training)

@@ -9,18 +9,6 @@ import sys
 
 import pytest
 
-RANK = """
-import ctypes, os, sys
-if "heeds" in sys.argv:
-    from ds_distill.process.launcher import end_with_launcher
-    end_with_launcher()
-import time
-open(os.path.join(os.environ["UP"], os.environ["RANK"]), "w").close()
-if os.environ["RANK"] == "1":
-    ctypes.PyDLL(None).sleep(120)  # runs no other thread of Python
-time.sleep(120)
-"""
-
 
 def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the kernel comes when a thread of the parent ends, not the parent."""

@@ -87,19 +87,6 @@ def test_dealing_covers_a_batch_in_even_shares(count, micro_steps, num_ranks):
     np.testing.assert_array_equal(np.concatenate(in_order), batch)
 
 
-@pytest.mark.parametrize(("micro_steps", "num_ranks"), [(1, 1), (1, 2), (2, 2), (4, 1), (3, 5)])
-def test_optimizer_steps_hold_the_same_examples_for_any_number_of_ranks(micro_steps, num_ranks):
-    plan = plan_epoch(realistic_lengths(500), make_keys(500), 32, 0, 0)
-    for batch in plan:
-        shares = [
-            example
-            for rank in range(num_ranks)
-            for part in split_batch(batch, micro_steps, num_ranks, rank)
-            for example in part
-        ]
-        assert sorted(shares) == sorted(batch)
-
-
 def test_the_order_of_the_file_does_not_matter():
     lengths, keys = realistic_lengths(1000), make_keys(1000)
     order = np.random.default_rng(1).permutation(1000)
@@ -137,30 +124,6 @@ def test_the_plan_is_the_same_in_every_version(count, batch_size):
         assert [batch.tolist() for batch in plan] == wanted
 
 
-def test_the_remainder_is_any_examples():
-    """Its step has fewer examples, so that each weighs more: no length may be more often there."""
-    count, batch_size, epochs = 260, 32, 300
-    lengths, keys = realistic_lengths(count), make_keys(count)
-    place = lengths.argsort(kind="stable").argsort() / (count - 1)  # 0: the shortest
-    plans = (plan_epoch(lengths, keys, batch_size, 0, epoch) for epoch in range(epochs))
-    of_epochs = np.array([min(plan, key=len) for plan in plans])
-    assert of_epochs.shape == (epochs, count % batch_size)
-    # 4 standard errors of 1,200 draws from 0 to 1
-    assert place[of_epochs].mean() == pytest.approx(0.5, abs=4 * (1 / 12 / of_epochs.size) ** 0.5)
-
-
-def test_batches_of_all_pools_mix():
-    """Examples of the first pool may come as late as any."""
-    count, batch_size = 8000, 4  # 40 pools
-    keys = make_keys(count)
-    plan = plan_epoch(realistic_lengths(count), keys, batch_size, 0, 0)
-    pool = uniform(keys, 0, 0, 1).argsort().argsort().numpy() // (50 * batch_size)
-    assert all(len(set(pool[batch])) == 1 for batch in plan)
-    pools = np.array([pool[batch[0]] for batch in plan])
-    # 4 standard errors of 2000 batches
-    assert abs(np.corrcoef(pools, np.arange(len(pools)))[0, 1]) < 4 / 2000**0.5
-
-
 def test_an_experts_share_is_no_place_in_an_epoch():
     keys = make_keys(8000)
     kept = keep_share_of_others(np.zeros(8000, dtype=np.int64), keys, [1], 0.25)
@@ -168,25 +131,6 @@ def test_an_experts_share_is_no_place_in_an_epoch():
     order = np.concatenate(plan_epoch(np.full(8000, 9), keys, 16, 0, 0))
     places = np.flatnonzero(np.isin(order, kept)) / 8000
     assert places.mean() == pytest.approx(0.5, abs=4 * (1 / 12 / len(kept)) ** 0.5)
-
-
-def test_epochs_and_seeds_meet_other_examples_in_another_order():
-    lengths, keys = realistic_lengths(2000), make_keys(2000)
-    plans = {
-        mark: [frozenset(batch) for batch in plan_epoch(lengths, keys, 16, *mark)]
-        for mark in ((0, 0), (0, 1), (1, 0))
-    }
-    for mark in ((0, 1), (1, 0)):
-        assert not set(plans[0, 0]) & set(plans[mark])
-    assert [frozenset(batch) for batch in plan_epoch(lengths, keys, 16, 0, 0)] == plans[0, 0]
-
-
-def test_long_batches_do_not_come_first():
-    lengths = realistic_lengths(1600)  # one pool, sorted by length before it is cut
-    plan = plan_epoch(lengths, make_keys(1600), 32, 0, 0)
-    means = np.array([lengths[batch].mean() for batch in plan])
-    # Seen: 0.04, and -0.93 in the order of the pool. 4 standard errors are 0.57.
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.57
 
 
 @pytest.mark.parametrize("shares", [1, 4])
@@ -197,15 +141,6 @@ def test_like_lengths_meet(shares):
     at_random = padding_share(lengths, list(shuffled), shares)
     # Seen: 0.029 against 0.613 whole, 0.007 against 0.502 in four shares.
     assert bucketed < 0.05 < 0.4 < at_random
-
-
-def test_padding_share_is_counted_by_hand():
-    lengths = np.array([4, 2, 3, 1])
-    batches = [np.array([0, 1]), np.array([2, 3])]
-    assert padding_share(lengths, batches) == pytest.approx(1 - 10 / (8 + 6))
-    assert padding_share(lengths, batches, shares=2) == 0.0
-    assert padding_share(lengths, batches, shares=5) == 0.0  # some shares are empty
-    assert padding_share(lengths, [], 2) == padding_share(lengths, [batches[0][:0]]) == 0.0
 
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(1, 5), st.randoms())

@@ -59,6 +59,27 @@ def opened(
     return open_predictions(file, open_source(task, file.parent / "converted"))
 
 
+TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
+
+
+def words_task(folder: Path, rows: list[dict[str, Any]], **columns: str) -> Any:
+    (folder / "data").mkdir(exist_ok=True)
+    written(folder / "data" / "train.jsonl", rows)
+    data = {"path": str(folder / "data"), "columns": columns}
+    return TASKS["token-classification"].model_validate({"data": data, "labels": TAGS})
+
+
+def opened_words(folder: Path, lines: list[dict[str, Any]], **columns: str) -> FilePredictions:
+    """What a file says of the words of two texts, which have ids."""
+    rows = [
+        {"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
+        {"tokens": ["rice"], "tags": ["B-food"], "key": "two"},
+    ]
+    task = words_task(folder, rows, **{"id": "key", **columns})
+    source = open_source(task, folder / "cache")
+    return open_predictions(written(folder / "said.jsonl", lines), source, ["train"])
+
+
 def written(file: Path, rows: list[dict[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
@@ -163,32 +184,30 @@ def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
     assert file.find(content_keys(["a", "b"], ["b", "a"])).tolist() == [0, -1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"text": "a", "label": "yes"}], "no column 'logits' or 'probabilities' or 'predicted'"),
-        ([{"texts": "a", "predicted": "yes"}], "no column 'text', in which the task's texts are"),
-        ([{"text": 3, "predicted": "yes"}], "1: 'text' must be a text, got the number 3"),
-        ([{"text": "a", "predicted": "yse"}], "1: label 'yse' .*Did you mean `yes`"),
-        ([{"text": "a", "predicted": "yes", "confidence": 0.2}], "1: 'confidence' is the prob"),
-        ([{"text": "a", "probabilities": {"yes": 0.6}}], "sum to 0.6, and one label is right"),
-        ([{"text": "a", "probabilities": {"yes": 1.4}}], "1: 'probabilities' must be from 0 to 1"),
-        ([{"text": "a", "probabilities": {"yse": 1}}], "has 'yse', .*no, yes, so.*`yes`"),
-        ([{"text": "a", "probabilities": [0.5, 0.5]}], "a list of 3 numbers in the labels' order"),
-        ([{"text": "a", "probabilities": {"yes": "all"}}], "holds 'all'.*Write numbers"),
-        ([{"text": "a", "logits": {"yes": 1.0, "so": 2.0}}], "'logits' lacks no. Name all labels"),
-        ([{"text": "a", "logits": [float("nan"), 0, 0]}], "1: 'logits' holds what is no finite"),
-        ([{"text": "a", "logits": [10**400, 0, 0]}], "1: 'logits' holds what is no finite"),
-        (
-            [{"text": t, "logits": [n, 0, 0]} for n, t in enumerate(["b", "a", "c", "a"])],
-            "jsonl:2 and 4: the same text, and other predictions",
-        ),
-    ],
+MISTAKES: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("bad_predictions.yaml").read_text(encoding="utf-8")
 )
-def test_what_is_no_prediction_is_refused_where_it_stands(
-    tmp_path: Path, rows: list[dict[str, Any]], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_no_prediction_is_refused_where_it_stands(name: str, tmp_path: Path) -> None:
+    case = MISTAKES[name]
+    with pytest.raises(UserError) as refused:
+        if case.get("kind") == "words":
+            opened_words(tmp_path, case["lines"])
+        elif "keys" in case:
+            rows = [
+                {"text": text, "key": key} for text, key in zip("ab", case["keys"], strict=True)
+            ]
+            of_ids(tmp_path, rows, *case["lines"])
+        else:
+            opened(written(tmp_path / "wrong.jsonl", case["lines"]))
+    assert [part for part in case["says"] if part not in str(refused.value)] == [], refused.value
+
+
+def test_a_logit_that_is_no_float_is_refused(tmp_path: Path) -> None:
+    rows = [{"text": "a", "logits": [10**400, 0, 0]}]
+    with pytest.raises(UserError, match="1: 'logits' holds what is no finite"):
         opened(written(tmp_path / "wrong.jsonl", rows))
 
 
@@ -224,29 +243,6 @@ def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
     pairs = [{"text": "a", "text_b": "b", "key": 1}, {"text": "a", "text_b": "c", "key": 2}]
     found = of_ids(tmp_path, pairs, {"key": 2, "logits": [2, 0, 0]})
     assert found.find(content_keys(["a", "a"], ["b", "c"])).tolist() == [-1, 0]
-
-
-ONE = {"key": 1, "logits": [1, 0, 0]}
-
-
-@pytest.mark.parametrize(
-    ("keys", "lines", "message"),
-    [
-        ([1, 1], [ONE], r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one"),
-        ([[1], 1], [ONE], "the id .column 'key'. must be"),
-        (
-            [1, 2],
-            [ONE, {"key": "1", "logits": [2, 0, 0]}],
-            r"jsonl:1 and 2: the same example, and other predictions",
-        ),
-    ],
-)
-def test_ids_that_are_none_are_refused(
-    keys: list[Any], lines: list[Any], message: str, tmp_path: Path
-) -> None:
-    rows = [{"text": text, "key": key} for text, key in zip("ab", keys, strict=True)]
-    with pytest.raises(UserError, match=message):
-        of_ids(tmp_path, rows, *lines)
 
 
 # ------------------------------------------------------------------------------------------- runs

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from ds_distill.process import watchdog
-from ds_distill.process.activity import Activity
 from ds_distill.process.failures import Failure
-from ds_distill.process.rendezvous import minutes, named
+from ds_distill.process.rendezvous import named
 
 HOST = socket.gethostname()
 
@@ -199,18 +198,3 @@ def test_a_port_that_is_taken_is_named() -> None:
 )
 def test_ranks_in_words(ranks: list[Any], text: str) -> None:
     assert named(ranks) == text
-
-
-def test_times_in_words() -> None:
-    assert [minutes(s) for s in (9, 60, 150, 600)] == [
-        "9 seconds",
-        "1 minute",
-        "2.5 minutes",
-        "10 minutes",
-    ]
-
-
-def test_activities_in_words() -> None:
-    where = Activity(phase="distil", step=7, what="computes batch 2 of 9")
-    assert str(where) == "phase distil, step 7, computes batch 2 of 9"
-    assert str(Activity()) == "starts"

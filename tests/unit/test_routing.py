@@ -443,18 +443,6 @@ def test_what_was_fitted_goes_to_the_device_of_the_batch():
     assert target.logits.device == target.weights.device == there
 
 
-@pytest.mark.parametrize("policy", ["average", "calibrated", "gate", "expertise"])
-def test_targets_do_not_see_the_labels_of_the_batch(policy):
-    words, truth, keys = speaking(60)
-    fitted = fit(words, truth, keys, list("abc"))
-    router = Router(policy, fitted=fitted)
-    one = router(words, make_batch(truth))
-    for labels in ([-100] * 60, (truth + 1) % 3):
-        other = router(words, make_batch(labels))
-        assert torch.equal(one.logits, other.logits)
-        assert torch.equal(one.weights, other.weights)
-
-
 def test_what_is_fitted_survives_the_disk(tmp_path):
     words, truth, keys = speaking(60, width=4)
     fitted = fit(words, truth, keys, list("abc"))

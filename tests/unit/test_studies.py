@@ -19,7 +19,7 @@ import label_experts
 import label_sets
 import routing
 import routing_rule
-from pages import show, shown
+from pages import shown
 
 STUDIES: dict[str, tuple[Path, Path, str, Callable[[list[dict[str, Any]]], str]]] = {
     study.MARK: (study.RESULTS, study.PAGE, study.MARK, study.tables)
@@ -47,15 +47,6 @@ def test_a_file_has_the_commit_of_each_run_and_names_no_folder(name: str) -> Non
     for run in json.loads(text)["runs"]:
         assert len(run["environment"]["commit"].removesuffix("+changes")) == 40
     assert "/tmp/" not in text and str(Path.home()) not in text
-
-
-def test_only_what_is_between_the_marks_is_replaced(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- one -->\nold\n<!-- end of one -->\nz\n")
-    show(page, "one", "new\nlines\n")
-    assert page.read_text() == "a\n<!-- one -->\nnew\nlines\n<!-- end of one -->\nz\n"
-    with pytest.raises(SystemExit, match="no place for two"):
-        show(page, "two", "")
 
 
 def test_an_expert_of_all_tags_is_sure_that_what_it_does_not_know_is_o() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cache_files import TWO, make_keys, write_cache
 
 import ds_distill
+from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.index import write_index
 from ds_distill.data.columns import build_once
 from ds_distill.files import new_folder, write_json
@@ -163,20 +165,19 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_content_is_synced_before_its_name_and_the_name_after(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log: list[tuple[str, int]] = []
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is synced and what gets its name, by inode."""
+    found: list[tuple[str, int]] = []
     sync, replace, rename = os.fsync, os.replace, os.rename
 
     def synced(descriptor: int) -> None:
-        log.append(("sync", os.fstat(descriptor).st_ino))
+        found.append(("sync", os.fstat(descriptor).st_ino))
         sync(descriptor)
 
     def named(call: Callable[..., None]) -> Callable[..., None]:
         def run(source: Any, target: Any) -> None:
-            log.append(("name", os.stat(source).st_ino))
+            found.append(("name", os.stat(source).st_ino))
             call(source, target)
 
         return run
@@ -184,10 +185,42 @@ def test_content_is_synced_before_its_name_and_the_name_after(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", named(replace))
     monkeypatch.setattr(os, "rename", named(rename))
+    return found
+
+
+def check_order(log: list[tuple[str, int]], path: Path) -> int:
+    """A path's content was synced before its name was given, and the name after. Returns where."""
+    content, parent = (one.stat().st_ino for one in (path, path.parent))
+    at = log.index(("name", content))
+    assert log.index(("sync", content)) < at < log.index(("sync", parent), at)
+    return at
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_content_is_synced_before_its_name_and_the_name_after(
+    form: str, tmp_path: Path, log: list[tuple[str, int]]
+) -> None:
     FORMS[form](tmp_path / "place")
-    content, parent = (path.stat().st_ino for path in (tmp_path / "place", tmp_path))
-    order = [log.index(step) for step in (("sync", content), ("name", content), ("sync", parent))]
-    assert order == sorted(order)
+    at = check_order(log, tmp_path / "place")
     if form == "folder":
         inner = (tmp_path / "place" / "file").stat().st_ino
-        assert log.index(("sync", inner)) < order[1]
+        assert log.index(("sync", inner)) < at
+
+
+def test_a_block_that_is_acknowledged_survives_a_power_cut(
+    tmp_path: Path, log: list[tuple[str, int]]
+) -> None:
+    """Its folders, too, by the names in theirs. At the end it is in a shard with others."""
+    place, blocks = tmp_path / "run" / "cache", []
+
+    def acknowledged(teacher: str, number: int) -> None:
+        blocks.append((teacher, number))
+        file = place / teacher / f"shard-{number:08d}.arrow"
+        check_order(log, file)
+        for folder in (file.parent, place, place.parent):
+            assert ("sync", folder.parent.stat().st_ino) in log, folder
+
+    write_cache(place, make_keys(60), TWO, block_rows=4, ranks=2, acknowledge=acknowledged)
+    assert len(blocks) == 2 * 15
+    for file in (*place.glob("*/*.arrow"), *place.glob("*.arrow"), place / MANIFEST):
+        check_order(log, file)

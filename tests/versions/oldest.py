@@ -39,7 +39,7 @@ COMPANIONS = {
 TESTS = [
     *(f"tests/unit/test_{part}.py" for part in ("models", "packed", "recipe", "sources")),
     *(f"tests/unit/test_{part}.py" for part in ("cache", "losses", "masked_lm")),
-    "tests/e2e/test_cli.py::test_the_student_loads_and_predicts_as_the_evaluation_says",
+    "tests/e2e/test_shipped_student.py::test_loaded_plainly_it_predicts_what_the_results_say",
     "tests/e2e/test_masked_lm_cache.py",
 ]
 
