@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from runs import curves, evaluation, run_here
+from runs import curves, evaluation, recipe_of, run_here
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -32,17 +32,11 @@ from ds_distill.run.run import Run
 KNOWN = len(toy_vocabulary())
 NEW = 46
 WORDS = "zorbatin plumexol quivarene dracomase"
-LOSSES = {
-    "cross_entropy": {},
-    "kl": {"temperature": 2.0, "tolerance": 0.05, "tolerance_on": "mean"},
-    "cosine": {"rows": "tokens"},
-    "logit_mse": {"weight": 0.01},
-}
 
 
 @pytest.fixture(scope="module")
 def settings(
-    masked_lm_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Texts of words that the toy model knows, and of some that it spells."""
     folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
@@ -52,16 +46,7 @@ def settings(
             for _ in range(size)
         ]
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    made = copy.deepcopy(masked_lm_settings)
-    made["task"]["data"] = {"path": str(folder)}
-    made["training"] |= {"epochs": 2, "keep": "last"}
-    made["phases"] = [
-        {"fine-tune": {"models": "bert"}},
-        {"expand-vocabulary": {"size": KNOWN + NEW}},
-        {"distil": {"losses": LOSSES}},
-        {"evaluate": {"split": "test"}},
-    ]
-    return made
+    return recipe_of("expanded", texts=folder, toy=tiny_models["toy"], size=str(KNOWN + NEW))
 
 
 def write(settings: dict[str, Any], folder: Path) -> Path:

@@ -3,13 +3,12 @@ Adapt-and-Distill, on the toy task."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from runs import evaluation, losses
+from runs import evaluation, losses, recipe_of, run_here
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.check import check_all
@@ -19,41 +18,12 @@ from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
 from ds_distill.run.run import Run
 
-LOSSES = {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}
-DENSE = {"codec": {"name": "dense"}, "dtype": "float32"}
-
-
-def adapt_and_distil(settings: dict[str, Any]) -> dict[str, Any]:
-    """T -> S, T -> T', S -> S', and T' -> S'' from S', live and cached."""
-    last = {"follow": ["domain"], "start": "adapted", "losses": LOSSES}
-    cached = {"name": "cached", "teachers": "cached", "save_as": "from-cache"}
-    phases = [
-        {"distil": {"name": "general", "save_as": "small", "losses": LOSSES}},
-        {"fine-tune": {"name": "adapt-teacher", "models": "bert", "save_as": "domain"}},
-        {"fine-tune": {"name": "adapt-student", "models": "small", "save_as": "adapted"}},
-        {"distil": {**last, "name": "live", "follow": "domain", "save_as": "live"}},
-        {"cache": {"follow": ["domain"], "splits": "train", **DENSE}},
-        {"distil": {**last, **cached}},
-        {"evaluate": {"split": "test"}},
-    ]
-    training = {**settings["training"], "steps": 6, "keep": "last"}
-    return {**copy.deepcopy(settings), "training": training, "phases": phases}
-
 
 @pytest.fixture(scope="module")
-def trained(
-    masked_lm_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """The toy recipe with a teacher that is a masked-LM already."""
-    root = tmp_path_factory.mktemp("teacher")
-    first = {**masked_lm_settings, "phases": [{"fine-tune": {"models": "bert", "epochs": 2}}]}
-    file = root / "recipe.yaml"
-    file.write_text(yaml.safe_dump(first))
-    run_recipe(load_recipe(file), root / "run")
-    teacher = {"model": str(root / "run" / "models" / "00-bert")}
-    task = copy.deepcopy(masked_lm_settings["task"])
-    task["masking"]["variants"] = 2
-    return {**masked_lm_settings, "task": task, "teachers": {"bert": teacher}}
+def followed(materials: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The recipe with a teacher that is a masked-LM already."""
+    run = run_here(recipe_of("bert", materials=materials), tmp_path_factory.mktemp("teacher"))
+    return recipe_of("followed", materials=materials, bert=run / "models" / "00-bert")
 
 
 def write(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
@@ -63,10 +33,10 @@ def write(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(followed: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run that was stopped in the phase that follows, and resumed."""
     root = tmp_path_factory.mktemp("follow")
-    recipe = load_recipe(write(adapt_and_distil(trained), root))
+    recipe = load_recipe(write(followed, root))
     check_all(recipe)
     load = Run.model
 
@@ -83,14 +53,14 @@ def folder(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(
-    trained: dict[str, Any], folder: Path, tmp_path: Path
+    followed: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    models = folder / "models"
+    models, general = folder / "models", followed["phases"][0]["distil"]
     plain = {
-        **adapt_and_distil(trained),
+        **followed,
         "teachers": {"domain": {"model": str(models / "01-domain")}},
         "student": {"model": str(models / "02-adapted")},
-        "phases": [{"distil": {"save_as": "live", "losses": LOSSES}}],
+        "phases": [{"distil": {"save_as": "live", "losses": general["losses"]}}],
     }
     run_recipe(load_recipe(write(plain, tmp_path)), tmp_path / "run")
     assert losses(folder, "live") == losses(tmp_path / "run", "live")
@@ -114,9 +84,9 @@ def test_a_cache_is_of_the_model_that_is_followed_and_each_has_its_role(folder: 
 
 
 def test_a_plan_counts_the_models_that_are_followed(
-    trained: dict[str, Any], tmp_path: Path
+    followed: dict[str, Any], tmp_path: Path
 ) -> None:
-    recipe = load_recipe(write(adapt_and_distil(trained), tmp_path))
+    recipe = load_recipe(write(followed, tmp_path))
     planner = Planner(recipe, GPUS["l4"], 1)
     assert planner.model("domain", 3) is planner.model("bert", 3)
     jobs = {job.phase: job for job in planner.plan().jobs}
@@ -141,7 +111,7 @@ def test_a_plan_counts_the_models_that_are_followed(
     ],
 )
 def test_what_cannot_be_followed_is_refused(
-    trained: dict[str, Any], tmp_path: Path, overrides: list[str], says: str
+    followed: dict[str, Any], tmp_path: Path, overrides: list[str], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        check_all(load_recipe(write(adapt_and_distil(trained), tmp_path), overrides))
+        check_all(load_recipe(write(followed, tmp_path), overrides))

@@ -4,6 +4,7 @@ shipped."""
 from __future__ import annotations
 
 import copy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import evaluation, run_here
+from runs import evaluation, recipe_of, run_here
 from transformers import AutoModelForMaskedLM
 
 from ds_distill import load_recipe
@@ -25,29 +26,11 @@ from ds_distill.planning.planner import Planner
 
 
 @pytest.fixture(scope="module")
-def narrow(
-    masked_lm_settings: dict[str, Any],
-    tiny_models: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
-    """A student with another width and depth than its teacher, from a folder without weights."""
-    folder = tmp_path_factory.mktemp("narrow") / "shape"
-    folder.mkdir()
-    for file in tiny_models["toy"].iterdir():
-        if not file.name.endswith(".safetensors"):
-            (folder / file.name).write_bytes(file.read_bytes())
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
-    terms = {"cross_entropy": {}, "kl": {"temperature": 2.0}, "hidden_mse": {}}
-    return {
-        **masked_lm_settings,
-        "student": {"model": str(folder), "config": sizes},
-        "training": {**masked_lm_settings["training"], "steps": 6, "save_every": 3},
-        "phases": [
-            {"fine-tune": {"models": "bert"}},
-            {"distil": {"losses": terms, "steps": 12}},
-            {"evaluate": {"split": "test", "start": True}},
-        ],
-    }
+def narrow(materials: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A student with another width and depth than its teacher."""
+    shape = tmp_path_factory.mktemp("narrow") / "shape"
+    shutil.copytree(materials / "model", shape, ignore=shutil.ignore_patterns("*.safetensors"))
+    return recipe_of("narrow", materials=materials, shape=shape)
 
 
 def test_a_random_student_is_trained_evaluated_and_shipped(
@@ -79,12 +62,12 @@ def test_a_random_student_is_trained_evaluated_and_shipped(
 
 
 def test_a_truncated_student_begins_with_parts_of_its_model(
-    narrow: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+    narrow: dict[str, Any], materials: Path, tmp_path: Path
 ) -> None:
     """And not where it would begin at random; the card says what it was."""
     made = copy.deepcopy(narrow)
     made["student"] = {
-        "model": str(tiny_models["toy"]),
+        "model": str(materials / "model"),
         "config": {"hidden_size": 16, "intermediate_size": 32},
         "layers": [1],
         "start": "truncated",
@@ -97,7 +80,7 @@ def test_a_truncated_student_begins_with_parts_of_its_model(
     folder = run_here(made, tmp_path)
     start = load_model(
         MASKED_LM,
-        str(tiny_models["toy"]),
+        str(materials / "model"),
         new_head=True,
         layers=[1],
         truncated=True,

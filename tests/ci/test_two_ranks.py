@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 from ci.test_expand_vocabulary import settings as expanded  # noqa: F401
-from ci.test_follow import adapt_and_distil, trained  # noqa: F401
-from ci.test_masked_lm_heads import distilled, models  # noqa: F401
+from ci.test_follow import followed  # noqa: F401
 from ci.test_shared_head import TOGETHER, head
 from ci.test_students import narrow  # noqa: F401
 from runs import alone_and_on_two_ranks, check_same_losses, recipe_of, results
+from toys import TINY
 
 TRAININGS = {
     "token-classification": ["first", "second", "average", "gate", "live"],
@@ -21,11 +22,38 @@ TRAININGS = {
     "narrow": ["student"],
     "expanded": ["student"],
     "followed": ["live", "from-cache"],
-    "heads": ["student"],
+    "heads": ["mobile", "modern", "student"],
     "together": [TOGETHER, "student"],
     "tasks": ["base", "first", "student"],
 }
 """Recipe -> its trainings that are compared."""
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "mobilebert": {
+        "embedding_size": 16,
+        "true_hidden_size": 32,
+        "intra_bottleneck_size": 32,
+        "hidden_size": 48,
+    },
+    "modernbert": {"decoder_bias": False, "local_attention": 4},
+    "eurobert": {"num_key_value_heads": 2},
+}
+
+
+def masked_lm(family: str, root: Path, words: Path) -> Path:
+    """Of another model's words."""
+    special = {"pad": 0, "bos": 2, "cls": 2, "eos": 3, "sep": 3}
+    config = tr.AutoConfig.for_model(
+        family,
+        vocab_size=tr.AutoConfig.from_pretrained(words).vocab_size,
+        max_position_embeddings=128,
+        **{f"{name}_token_id": token for name, token in special.items()},
+        **{**TINY, **OWN[family]},
+    )
+    tr.AutoModelForMaskedLM.from_config(config).save_pretrained(root / family)
+    tr.AutoTokenizer.from_pretrained(words).save_pretrained(root / family)
+    return root / family
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +65,14 @@ def folders(
     command_environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
-    asked = request.getfixturevalue
-    masked_lm, of_heads = asked("masked_lm_settings"), asked("models")
-    heads = distilled(masked_lm, of_heads["mobilebert"], of_heads["eurobert"])
+    asked, root = request.getfixturevalue, tmp_path_factory.mktemp("ranks")
     places = {"materials": materials, "task": toy_task, "toy": tiny_models["toy"]}
-    of_file = ("token-classification", "multi-label", "together", "tasks")
+    places |= {family: masked_lm(family, root, materials / "model") for family in OWN}
+    of_file = ("token-classification", "multi-label", "together", "tasks", "heads")
     recipes: dict[str, Any] = {
         **{name: recipe_of(name, **places) for name in of_file},
-        **{name: asked(name) for name in ("narrow", "expanded")},
-        "followed": adapt_and_distil(asked("trained")),
-        "heads": {**heads, "student_resident": False},
+        **{name: asked(name) for name in ("narrow", "expanded", "followed")},
     }
-    root = tmp_path_factory.mktemp("ranks")
     return alone_and_on_two_ranks(recipes, command_environment, root)
 
 

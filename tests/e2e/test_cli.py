@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from runs import results
 from typer.testing import CliRunner
 
 from ds_distill import __version__
@@ -123,70 +119,6 @@ def test_the_shell_can_complete_commands():
         app, [], prog_name="ds-distill", env={**environment, "COMP_CWORD": "1"}
     )
     assert found.output.split() == ["cache"]
-
-
-@pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
-) -> Path:
-    """A finished run in its usual place, runs/NAME."""
-    here = tmp_path_factory.mktemp("here")
-    (here / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    done = ds_distill("run", "toy.yaml", cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in here.iterdir()) == ["runs", "toy.yaml"]
-    return here / "runs" / "toy"
-
-
-def test_a_run_leaves_what_is_promised(finished, toy_settings):
-    for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "results.json", "report.html"):
-        assert (finished / name).stat().st_size > 0, name
-    assert not (finished / "checkpoints").exists()
-    odd = [path for path in finished.rglob("*") if path.name.startswith((".", "tmp"))]
-    assert {path.name for path in odd} <= {".lock"}, "of the cache: builds begin and end under it"
-    [cached] = (finished / "cache").iterdir()
-    done = CliRunner().invoke(app, ["cache", "verify", str(cached)])
-    assert done.exit_code == 0, done.output
-    resolved = load_recipe(str(finished / "recipe.yaml"))
-    assert resolved.task.data.path == toy_settings["task"]["data"]["path"]
-    environment = json.loads((finished / "environment.json").read_text())
-    assert {"ds_distill", "commit", "python", "packages", "gpus", "ranks"} <= environment.keys()
-    page = (finished / "report.html").read_text(encoding="utf-8")
-    shown = html.unescape(re.sub("<[^>]+>", "", page))
-    assert results(finished)["verdict"].replace("`", "") in shown
-    assert page.count("<figure") >= 2
-    tokenizer = json.loads((finished / "student" / "tokenizer.json").read_text())
-    assert tokenizer["truncation"] is tokenizer["padding"] is None, "as the model came with it"
-
-
-def test_the_models_of_a_finished_run_are_profiled(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("ds_distill.profiling.models.SECONDS", 0.02)
-    files = [tmp_path / "profile.json", tmp_path / "quality.svg"]
-    arguments = ["profile", str(finished), "--json", str(files[0]), "--figure", str(files[1])]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    found = json.loads(files[0].read_text())["models"]
-    evaluated = results(finished)["phases"][-1]["models"]
-    assert [model["name"] for model in found] == list(evaluated)
-    for model in found:
-        assert model["score"] == evaluated[model["name"]]["accuracy"]
-        assert [(case["batch"], case["length"]) for case in model["cases"]] == [(1, 32), (32, 32)]
-        for case in model["cases"]:
-            assert len(case["seconds"]) >= 5 and case["peak"] is None
-            p50, p90, p99 = case["percentiles"]
-            assert min(case["seconds"]) <= p50
-            assert [p90 is None, p99 is None] == [len(case["seconds"]) < n for n in (10, 100)]
-        assert f"{model['parameters'] / 1e6:.1f} M" in done.output
-        assert model["name"].encode() in files[1].read_bytes()
-    students = [model for model in found if model["role"] == "student"]
-    largest = max(found, key=lambda model: model["parameters"])
-    assert students and all(model["parameters"] < largest["parameters"] for model in students)
-
-
-def test_the_better_student_is_shipped(finished):
-    distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
-    best = max(distilled.values(), key=lambda model: model["choosing"]["score"])
-    assert results(finished)["student"] == best["output"]
 
 
 def test_the_argument_that_deepspeeds_launcher_adds_is_taken(ds_distill):

@@ -1,8 +1,9 @@
-"""The logs of a run: metrics.jsonl, wandb, TensorBoard, and the console with and without a
-terminal."""
+"""What a run leaves: metrics.jsonl, wandb, TensorBoard, what the console without a terminal shows,
+and the rest of its folder."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import results
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.recipe import load_recipe
 
 SETTINGS = [
     "training.epochs=3",
@@ -38,14 +44,13 @@ CANARY = "c4n4ry" * 7
 def logged(
     tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
 ) -> tuple[Path, Path, str]:
-    """A run with all logs, not on a terminal: (its folder, the working folder, its output)."""
+    """A run with all logs in its usual place, not on a terminal: (its folder, the working folder,
+    its output)."""
     here = tmp_path_factory.mktemp("here")
-    recipe = tmp_path_factory.mktemp("recipe") / "toy.yaml"
-    recipe.write_text(json.dumps(toy_settings))  # JSON is YAML
-    folder = tmp_path_factory.mktemp("runs") / "run"
+    (here / "toy.yaml").write_text(json.dumps(toy_settings))  # JSON is YAML
     logs = ["logging.wandb=toys", "logging.tensorboard=true"]
     done = subprocess.run(
-        [sys.executable, "-c", OFTEN, "run", recipe, *SETTINGS, *logs, "--folder", folder],
+        [sys.executable, "-c", OFTEN, "run", "toy.yaml", *SETTINGS, *logs],
         cwd=here,
         env={**os.environ, "WANDB_MODE": "offline"}
         | dict.fromkeys(("WANDB_API_KEY", "DB_PASSWORD"), CANARY),
@@ -53,7 +58,7 @@ def logged(
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return folder, here, done.stdout + done.stderr
+    return here / "runs" / "toy", here, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,11 @@ def events(logged: tuple[Path, Path, str]) -> dict[str, list[dict[str, Any]]]:
         event = json.loads(line)
         found[event["event"]].append(event)
     return found
+
+
+@pytest.fixture(scope="module")
+def finished(logged: tuple[Path, Path, str]) -> Path:
+    return logged[0]
 
 
 def test_a_password_in_the_environment_is_in_no_file_and_no_output(logged):
@@ -133,7 +143,7 @@ def test_phases_and_evaluation_are_logged(events, logged):
 
 def test_wandb_keeps_its_files_in_the_run(logged):
     folder, here, _ = logged
-    assert list(here.iterdir()) == []
+    assert sorted(path.name for path in here.iterdir()) == ["runs", "toy.yaml"]
     assert list((folder / "wandb").glob("offline-run-*/run-*.wandb"))
 
 
@@ -165,3 +175,58 @@ def test_without_a_terminal_there_are_plain_lines_only(logged):
     for number, phase in enumerate(["teach-first", "teach-second", "expertise", "cache"], 1):
         assert f"[{number}/6] {phase}" in ours
     assert ours[-3].startswith("Report   ") and ours[-1].endswith("/student")
+
+
+# ------------------------------------------------------------------------ what else a run leaves
+
+
+def test_a_run_leaves_what_is_promised(finished, toy_settings):
+    for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "results.json", "report.html"):
+        assert (finished / name).stat().st_size > 0, name
+    assert not (finished / "checkpoints").exists()
+    own = [path for path in finished.rglob("*") if "wandb" not in path.parts]
+    odd = [path for path in own if path.name.startswith((".", "tmp"))]
+    assert {path.name for path in odd} <= {".lock"}, "of the cache: builds begin and end under it"
+    [cached] = (finished / "cache").iterdir()
+    done = CliRunner().invoke(app, ["cache", "verify", str(cached)])
+    assert done.exit_code == 0, done.output
+    resolved = load_recipe(str(finished / "recipe.yaml"))
+    assert resolved.task.data.path == toy_settings["task"]["data"]["path"]
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {"ds_distill", "commit", "python", "packages", "gpus", "ranks"} <= environment.keys()
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    shown = html.unescape(re.sub("<[^>]+>", "", page))
+    assert results(finished)["verdict"].replace("`", "") in shown
+    assert page.count("<figure") >= 2
+    tokenizer = json.loads((finished / "student" / "tokenizer.json").read_text())
+    assert tokenizer["truncation"] is tokenizer["padding"] is None, "as the model came with it"
+
+
+def test_the_models_of_a_finished_run_are_profiled(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("ds_distill.profiling.models.SECONDS", 0.02)
+    files = [tmp_path / "profile.json", tmp_path / "quality.svg"]
+    arguments = ["profile", str(finished), "--json", str(files[0]), "--figure", str(files[1])]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(files[0].read_text())["models"]
+    evaluated = results(finished)["phases"][-1]["models"]
+    assert [model["name"] for model in found] == list(evaluated)
+    for model in found:
+        assert model["score"] == evaluated[model["name"]]["accuracy"]
+        assert [(case["batch"], case["length"]) for case in model["cases"]] == [(1, 32), (32, 32)]
+        for case in model["cases"]:
+            assert len(case["seconds"]) >= 5 and case["peak"] is None
+            p50, p90, p99 = case["percentiles"]
+            assert min(case["seconds"]) <= p50
+            assert [p90 is None, p99 is None] == [len(case["seconds"]) < n for n in (10, 100)]
+        assert f"{model['parameters'] / 1e6:.1f} M" in done.output
+        assert model["name"].encode() in files[1].read_bytes()
+    students = [model for model in found if model["role"] == "student"]
+    largest = max(found, key=lambda model: model["parameters"])
+    assert students and all(model["parameters"] < largest["parameters"] for model in students)
+
+
+def test_the_better_student_is_shipped(finished):
+    distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
+    best = max(distilled.values(), key=lambda model: model["choosing"]["score"])
+    assert results(finished)["student"] == best["output"]
