@@ -18,8 +18,8 @@ import pytest
 import torch
 import yaml
 from cache_files import block_checksums, contents
-from processes import events, kill_all, left_of, marked
-from runs import DS_DISTILL
+from processes import Process, events, kill_all
+from runs import DS_DISTILL, Moment, Runs
 from toys import make_toy_classifier, write_toy_task
 from transformers import BertForSequenceClassification
 
@@ -75,58 +75,37 @@ class Builds:
     """`cache build` of one recipe on some ranks."""
 
     def __init__(self, recipe: Path, environment: dict[str, str]) -> None:
-        self.recipe, self.environment = recipe, {**environment, **marked()}
+        self.recipe, self.environment = recipe, environment
 
-    def start(self, folder: Path, ranks: int) -> subprocess.Popen[str]:
-        command = [*DS_DISTILL, "cache", "build", str(self.recipe)]
-        command += ["--num-gpus", str(ranks)] if ranks > 1 else []
-        return subprocess.Popen(
-            [*command, "--folder", str(folder)],
-            env=self.environment,
-            cwd=self.recipe.parent,
-            start_new_session=True,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+    def on(self, ranks: int) -> Runs:
+        runs = Runs(self.recipe, self.environment, None)
+        on_ranks = ["--num-gpus", str(ranks)] if ranks > 1 else []
+        runs.arguments = ["cache", "build", str(self.recipe), *on_ranks]
+        return runs
 
     def finish(self, folder: Path, ranks: int) -> dict[str, Any]:
         """Returns the event that the build began with."""
-        process = self.start(folder, ranks)
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
+        self.on(ranks).finish(folder)
         return [event for event in events(folder) if event["event"] == "cache"][-1]
 
-    def kill(self, folder: Path, ranks: int, share: float) -> int:
-        """Kill a build when this share of the blocks is written. Returns how many were."""
-        process = self.start(folder, ranks)
-        try:
-            self._until(share, process, folder)
-        finally:
-            kill_all(process)
-        return written(folder)
+    def kill(self, folder: Path, ranks: int, share: float) -> None:
+        """Kill a build when this share of the blocks is written."""
+        assert self.on(ranks).kill(folder, blocks_are_written(share), resume=False)
 
     def stop(self, folder: Path, ranks: int, share: float) -> int:
-        """The same with SIGTERM to the process that was started."""
-        process = self.start(folder, ranks)
-        try:
-            self._until(share, process, folder)
-            process.terminate()
-            output, _ = process.communicate(timeout=60)
-        finally:
-            kill_all(process)
-        assert process.returncode == 75, output
-        assert left_of(self.environment) == []
+        """The same with SIGTERM to the process that was started. Returns how many were written."""
+        runs = self.on(ranks)
+        code, output = runs.stop(folder, blocks_are_written(share), False, Process.terminate)
+        assert code == 75, output
+        assert runs.left() == []
         line = output.splitlines()[-1]
         assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps what was written.")
-        assert line.endswith(f"ds-distill {shlex.join(process.args[4:])}")
+        assert line.endswith(shlex.join(["ds-distill", *runs.arguments, "--folder", str(folder)]))
         return written(folder)
 
-    @staticmethod
-    def _until(share: float, process: subprocess.Popen[str], folder: Path) -> None:
-        while written(folder) < share * BLOCKS:
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.001)
+
+def blocks_are_written(share: float) -> Moment:
+    return lambda folder: written(folder) >= share * BLOCKS
 
 
 def cache_of(folder: Path) -> Path:
@@ -180,7 +159,7 @@ def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
 
 
 @pytest.fixture
-def workers(settings, builds, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def workers(settings, builds, tmp_path) -> Iterator[Callable[..., Process]]:
     """Start a worker of the cache tmp_path / "shared"."""
     shared = copy.deepcopy(settings)
     shared["phases"][0]["cache"]["folder"] = str(tmp_path / "shared")
@@ -188,7 +167,7 @@ def workers(settings, builds, tmp_path) -> Iterator[Callable[..., subprocess.Pop
     recipe.write_text(yaml.safe_dump(shared))
     started = []
 
-    def start(ranks: int = 1) -> subprocess.Popen[str]:
+    def start(ranks: int = 1) -> Process:
         command = [*DS_DISTILL, "cache", "build", str(recipe), "--worker"]
         started.append(
             subprocess.Popen(
