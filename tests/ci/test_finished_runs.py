@@ -124,7 +124,7 @@ def test_a_student_is_pushed_to_a_private_repository(
     with pytest.raises(UserError, match="--until the run ends unfinished"):
         ds_distill(*run, "--until", "distil")
     response = httpx.Response(403, request=httpx.Request("POST", "https://huggingface.co"))
-    api.create_commit.side_effect = HfHubHTTPError("no space left", response=response)
+    api.create_commit.side_effect = HfHubHTTPError("no space left.", response=response)
     again = f"no space left. The run is finished; push it with: ds-distill push {place / 'long'}"
     with pytest.raises(UserError, match=re.escape(again)):
         ds_distill(*run)
