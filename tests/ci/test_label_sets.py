@@ -113,7 +113,7 @@ def test_a_cache_of_another_mapping_is_refused(recipe: Path, run: Path, tmp_path
 
 def test_check_refuses_what_would_mix_unlike_distributions(recipe: Path) -> None:
     with pytest.raises(UserError) as caught:
-        check_all(load_recipe(recipe, ["phases.distil.routing=[average, best]"]))
+        check_all(load_recipe(recipe, ["phases.2.routing=[average, best]"]))
     message = str(caught.value)
     assert "2 mistakes" in message
     for part in (
