@@ -25,9 +25,9 @@ from transformers import (
 
 from ds_distill import predict
 from ds_distill.cache.reader import CacheReader
-from ds_distill.data import question_windows, word_windows
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.recipe.metrics.answers import word_f1
 from ds_distill.recipe.tasks import TASKS
 
@@ -120,7 +120,7 @@ def of_entities(run: Path, split: Any, tokenizers: list[Any], task: Any) -> floa
     tokenizer = AutoTokenizer.from_pretrained(run / "student")
     truth = [row["tags"] for row in rows(run, "test")]
     predicted: list[list[str]] = [[] for _ in truth]
-    windows = word_windows.prepare(split, tokenizers, task.max_length)
+    windows = word_windows(split, tokenizers, task.max_length)
     assert len(windows) > len(truth)
     for window in windows:
         encoded = tokenizer(window["words"], is_split_into_words=True, return_tensors="pt")
@@ -140,7 +140,7 @@ def of_characters(run: Path, split: Any, tokenizers: list[Any], task: Any) -> fl
         for answer in row["answers"]:
             marked[answer["start"] : answer["start"] + len(answer["text"])] = True
     before: dict[int, dict[int, int]] = {}  # question -> words inside -> their last character
-    windows = word_windows.prepare_contexts(split, tokenizers, task.max_length)
+    windows = word_windows(split, tokenizers, task.max_length)
     assert len(windows) > len(split)
     for row in windows:
         encoded = tokenizers[0](
@@ -150,7 +150,7 @@ def of_characters(run: Path, split: Any, tokenizers: list[Any], task: Any) -> fl
         with torch.no_grad():
             inside = model(**encoded).logits[0].argmax(dim=1).tolist()
         ends = before.setdefault(row["number"], {})
-        for at in np.flatnonzero(row["counted"]):
+        for at in np.flatnonzero(np.logical_and(row["counted"], row["owned"])):
             [token, *_] = (n for n, word in enumerate(words) if word == at and parts[n] == 1)
             if inside[token]:
                 number, start, end = row["first"] + at, row["starts"][at], row["ends"][at]
@@ -164,7 +164,7 @@ def of_answers(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float
     model = AutoModelForQuestionAnswering.from_pretrained(run / "student")
     tokenizer = AutoTokenizer.from_pretrained(run / "student")
     best: dict[int, tuple[float, str]] = {}
-    for row in question_windows.prepare(split, tokenizer, task.max_length, task.overlap):
+    for row in question_windows(split, tokenizer, task.max_length, task.overlap):
         encoded = tokenizer(
             row["text"], row["text_b"], return_offsets_mapping=True, return_tensors="pt"
         )
