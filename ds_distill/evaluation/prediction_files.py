@@ -85,7 +85,10 @@ class SavedPredictions:
                     raise ValueError(f"{len(predictions)} examples, and {len(groups)} groups")
         except (SafetensorError, OSError, *ODD) as error:
             why = " ".join(str(error).split())[:200]
-            raise UserError(f"{file}: not readable: {why}. Copy the run again.") from error
+            raise UserError(
+                f"{file}: not readable: {why}. Copy the run again; where an earlier version wrote "
+                "it, evaluate its student anew."
+            ) from error
         return SavedPredictions(labels, groups, made)
 
 

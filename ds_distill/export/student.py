@@ -41,7 +41,7 @@ from ds_distill.run.inputs import describe_environment
 from ds_distill.run.publish import write_report
 from ds_distill.run.run import Run
 from ds_distill.run.speed import measure
-from ds_distill.tasks.kind import Asked
+from ds_distill.tasks.kind import PredictInputs
 from ds_distill.views import PaddedView
 
 FP32, INT8 = "model.onnx", "model_int8.onnx"
@@ -150,7 +150,7 @@ def _compared(
     scored = {}
     for name, runner in runners.items():
         bar = run.log.bar(f"{name} on {split}", len(collate.lengths))
-        found = run.kind.predict(runner, Asked(collate, examples, [CHECKPOINT], BATCH, bar))
+        found = run.kind.predict(runner, PredictInputs(collate, examples, [CHECKPOINT], BATCH, bar))
         scored[name] = run.kind.scored(found[CHECKPOINT], examples)
     progress("Timing ...")
     seconds = _seconds({PYTORCH: model, **files}, run.task.max_length)

@@ -25,7 +25,7 @@ from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.reference import ModelReference, label_maps_of
 from ds_distill.reads import TOKENS
 from ds_distill.run.run import Run
-from ds_distill.tasks.kind import Asked
+from ds_distill.tasks.kind import PredictInputs
 from ds_distill.types import Batch, Signals
 
 
@@ -68,8 +68,8 @@ def predictions_of(
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=True) as engine:
-        asked = Asked(collate, examples, names, batch_size, bar, words)
-        predictions = run.kind.predict(engine, asked)
+        inputs = PredictInputs(collate, examples, names, batch_size, bar, words)
+        predictions = run.kind.predict(engine, inputs)
         parameters = {
             name: 0
             if isinstance(model, FileTeacher)

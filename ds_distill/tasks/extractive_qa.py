@@ -24,7 +24,7 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind, Vocabulary
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
@@ -48,14 +48,14 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         """Two rows of each window; windows have unlike numbers of tokens."""
         return {"classes": self.settings.max_length, "ragged": True, "mask_variants": 1}
 
-    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, Answers]:
+    def predict(self, runner: ModelRunner, inputs: PredictInputs) -> dict[str, Answers]:
         def best(logits: torch.Tensor) -> torch.Tensor:
             return best_spans(logits, self.settings.max_answer_length)
 
-        windows = asked.examples.windows
+        windows = inputs.examples.windows
         assert windows is not None
-        how = asked.models, asked.batch_size
-        found = best_of_each(runner, asked.collate, *how, best, asked.bar)
+        how = inputs.models, inputs.batch_size
+        found = best_of_each(runner, inputs.collate, *how, best, inputs.bar)
         return {
             model: Answers(
                 ranked_answers(spans.numpy(), windows),

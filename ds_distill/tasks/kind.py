@@ -42,7 +42,7 @@ Predictions = TypeVar("Predictions")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictInputs:
     """What a runner's models are asked, and how."""
 
     collate: Collator
@@ -142,7 +142,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     # ---------------------------------------------------------------------- predictions, scores
 
     @abstractmethod
-    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, Predictions]:
+    def predict(self, runner: ModelRunner, inputs: PredictInputs) -> dict[str, Predictions]:
         """Predictions of a runner's models for all examples, on every rank."""
 
     def hidden_words(

@@ -39,7 +39,7 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.tags import IN_SPAN
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind, Vocabulary
 from ds_distill.types import LACKING
 
 
@@ -62,9 +62,9 @@ class LabelledKind(TaskKind[Any, np.ndarray]):
         known = None if label_map is None else label_map.classes
         return {"classes": len(self.labels if known is None else known), "known": known}
 
-    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, np.ndarray]:
-        how = asked.models, asked.batch_size, asked.bar
-        outputs = predict_all(runner, asked.collate, asked.examples, *how)
+    def predict(self, runner: ModelRunner, inputs: PredictInputs) -> dict[str, np.ndarray]:
+        how = inputs.models, inputs.batch_size, inputs.bar
+        outputs = predict_all(runner, inputs.collate, inputs.examples, *how)
         count = len(self.labels)
         return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
 

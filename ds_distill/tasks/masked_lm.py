@@ -25,7 +25,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.tasks import MaskedLM
 from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Asked, Codec, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind, Vocabulary
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
@@ -57,11 +57,11 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             "mask_variants": self.settings.masking.variants,
         }
 
-    def predict(self, runner: ModelRunner, asked: Asked) -> dict[str, TokenScores]:
+    def predict(self, runner: ModelRunner, inputs: PredictInputs) -> dict[str, TokenScores]:
         """On the first mask variant, the same masked tokens for all models."""
-        words, how = asked.words, (asked.models, asked.batch_size)
-        found = score_tokens(runner, asked.collate, *how, asked.bar)
-        for name, losses in score_words(runner, words, asked.batch_size).items():
+        words, how = inputs.words, (inputs.models, inputs.batch_size)
+        found = score_tokens(runner, inputs.collate, *how, inputs.bar)
+        for name, losses in score_words(runner, words, inputs.batch_size).items():
             found[name] = replace(found[name], word_loss=losses, words=words[name].counts)
         return found
 

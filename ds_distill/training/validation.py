@@ -13,7 +13,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import metric_of
 from ds_distill.run.run import Run
-from ds_distill.tasks.kind import Asked
+from ds_distill.tasks.kind import PredictInputs
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
     }
     collate = run.collator(examples, tables, [*starts.values()])
     words = run.kind.hidden_words(run.data, examples, tables, [*starts.values()])
-    asked = Asked(collate, examples, [*starts], PADDED_BATCH, words=words)
+    inputs = PredictInputs(collate, examples, [*starts], PADDED_BATCH, words=words)
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
-        predictions = run.kind.predict(engine, asked)
+        predictions = run.kind.predict(engine, inputs)
         # By one rank: all must choose the same epoch.
         return run.world.from_main(
             lambda: {
