@@ -63,7 +63,7 @@ def test_one_student_learns_the_types_of_all_experts(
     assert live == pytest.approx(cached, rel=1e-4) and len(live) > 10
     page, verdict = (run / "report.html").read_text(), results(run)["verdict"]
     assert "Entity F1 on animal, test" in page and "Entity F1 on food, test" in page
-    assert "On animal: " in verdict and "On food: " in verdict
+    assert "on animal, entity F1" in verdict and "on food, entity F1" in verdict
 
 
 @pytest.mark.parametrize(
