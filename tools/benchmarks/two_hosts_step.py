@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -92,20 +93,25 @@ def measure(output: Path) -> None:
         settings = OptimizerSettings(1e-4, 0.01, 100, 1)
         bundle = Bundle(model(STUDENT), teachers, terms, router)
         engine = Engine(bundle, config, world, settings, together=ahead * MICRO_STEPS)
-        seconds[way] = []
-        for _ in range(2 + ROUNDS):
-            window = [[batch(live) for _ in range(MICRO_STEPS)] for _ in range(ahead)]
-            world.barrier()
-            started = time.perf_counter()
-            for step in engine.read_ahead(window):
-                engine.train_step(step)
-            seconds[way].append((time.perf_counter() - started) / ahead)
-        del seconds[way][:2]
+        seconds[way] = timed(engine, lambda live=live: batch(live), ahead)
         engine.close()
     if world.is_main:
         output.write_text(json.dumps(seconds))
     world.barrier()
     world.stop()
+
+
+def timed(engine: Any, batch: Callable[[], Any], ahead: int) -> list[float]:
+    """Seconds of a step in each window of so many steps."""
+    found = []
+    for _ in range(2 + ROUNDS):
+        window = [[batch() for _ in range(MICRO_STEPS)] for _ in range(ahead)]
+        engine.world.barrier()
+        started = time.perf_counter()
+        for step in engine.read_ahead(window):
+            engine.train_step(step)
+        found.append((time.perf_counter() - started) / ahead)
+    return found[2:]
 
 
 def planned() -> dict[str, Any]:
