@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,7 +94,7 @@ def measure(output: Path) -> None:
         settings = OptimizerSettings(1e-4, 0.01, 100, 1)
         bundle = Bundle(model(STUDENT), teachers, terms, router)
         engine = Engine(bundle, config, world, settings, together=ahead * MICRO_STEPS)
-        seconds[way] = timed(engine, lambda live=live: batch(live), ahead)
+        seconds[way] = timed(engine, partial(batch, live), ahead)
         engine.close()
     if world.is_main:
         output.write_text(json.dumps(seconds))
