@@ -95,7 +95,7 @@ class Data:
 
     def class_lines(self) -> Iterator[str]:
         """How many examples, or words, each class has in each labelled split."""
-        noun = "words" if self.task.predicts == "tag" else "examples"
+        noun = "words" if self.task.of_words else "examples"
         return count_lines(self.task.location, noun, self.source.labels, self._class_counts)
 
     @cached_property
@@ -135,7 +135,7 @@ class Data:
         for split, need in needs.items():
             found: list[Mistake] = []
             with collecting(found):
-                self._read[split] = self.source.read(split, need and self.task.predicts != "token")
+                self._read[split] = self.source.read(split, need and self.task.reads_labels)
             yield from found
 
     def _no_split(self, split: str, name: str, phase: PhaseSettings) -> str:
@@ -207,7 +207,7 @@ class Data:
         """
         over, task, labels = self.task.over, self.task, self.source.labels
         counts = class_counts(data, labels)
-        if task.predicts == "number" and has_labels(data):
+        if task.numbers and has_labels(data):
             counts = np.unique(as_numpy(data, "label"), return_counts=True)[1]
         if counts is None:
             return
@@ -225,7 +225,7 @@ class Data:
 
     def _pairs(self) -> Iterator[Mistake]:
         """Pairs of texts, where long texts are to be split."""
-        at, splits_up = self.task.location, self.task.predicts == "token" and not self.task.cuts
+        at, splits_up = self.task.location, self.task.of_vocabulary and not self.task.cuts
         pairs = [split for split, data in self._read.items() if "text_b" in data.column_names]
         if splits_up and pairs:
             yield Mistake(
@@ -331,7 +331,7 @@ class Data:
             return
         at, most = self.task.location, self.task.max_length
         split_up = f", or split long texts with {at}.long=split"
-        fix = f"Raise {at}.max_length{split_up if self.task.predicts == 'token' else ''}."
+        fix = f"Raise {at}.max_length{split_up if self.task.of_vocabulary else ''}."
         for split, data in self._read.items():
             share = share_cut(data, tokenizer, most)
             if share >= WORTH_A_NOTE:

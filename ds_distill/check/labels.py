@@ -11,7 +11,7 @@ from ds_distill.models.labels import LabelMap, are_generic, class_names, label_m
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.policies import Routing, not_fitted, that_take_partial
-from ds_distill.recipe.tasks import TASKS, TaskSettings
+from ds_distill.recipe.tasks import MultiLabel, SingleLabel, TaskSettings
 from ds_distill.recipe.text import one_line
 
 
@@ -19,7 +19,7 @@ def label_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """`teachers.NAME.labels` where they would have no effect."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
     tasks = recipe.tasks_by_name.values()
-    if all(task.given_labels == [] for task in tasks):
+    if not any(task.has_classes for task in tasks):
         without = " and ".join(f"{task.location}.type={task.type}" for task in tasks)
         for name in given:
             yield Mistake(f"teachers.{name}.labels", f"{without} has no labels. Take the key out.")
@@ -80,7 +80,7 @@ def partial_mistakes(
 
 def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[Mistake]:
     """Policies that are not fitted on so many classes."""
-    reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
+    reasons = {} if recipe.tasks_by_name[task].many_labels else not_fitted(len(labels))
     for location, _, policy in _policies(recipe, task):
         if policy.policy in reasons:
             yield Mistake(
@@ -149,13 +149,13 @@ def _problem_note(task: TaskSettings, config: PreTrainedConfig) -> str | None:
     """What a teacher's configuration says of its outputs, where they can be read as the task's all
     the same: what `check_head` refuses is none of it."""
     stated = getattr(config, "problem_type", None)
-    if task.predicts == "class" and stated == TASKS["multi-label"].problem:
+    if task.problem == SingleLabel.problem and stated == MultiLabel.problem:
         return (
             f"was trained with a sigmoid for each label (problem_type={stated}), and a "
             f"{task.type} task reads its outputs as those of one softmax: a text of several of "
             "its labels, or of none, has one of them here."
         )
-    if task.predicts == "labels" and stated is None:
+    if task.many_labels and stated is None:
         return (
             "does not say what its outputs are (problem_type in config.json), and each is taken "
             "as the logit of a label. If it was trained with one softmax over all labels, "

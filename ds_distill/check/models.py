@@ -94,7 +94,7 @@ class Models:
         self.configs[location] = config
         tasks = self.recipe.tasks_by_name.values()
         with collecting(found, location):
-            of_words = any(task.predicts == "tag" for task in tasks)
+            of_words = any(task.of_words for task in tasks)
             tokenizer = load_tokenizer(reference, model.revision, of_words=of_words)
             check_vocabulary(reference, config, tokenizer)
             for checks in dict.fromkeys(task.checks_model for task in tasks if task.checks_model):

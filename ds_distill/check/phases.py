@@ -173,7 +173,7 @@ def _cache_mistakes(part: Part, step: Step, held: Cache, location: str) -> Itera
             "gate of logits.",
         )
     codec = held.codec
-    if step.task.predicts != "token" or codec.keeps_logits:
+    if not step.task.of_vocabulary or codec.keeps_logits:
         return  # logits of classes, and numbers, are stored as they are
     stored = f"the cache holds distributions with codec {codec.name!r}"
     if isinstance(part, SoftenedTerm) and part.temperature != codec.temperature:
@@ -247,7 +247,7 @@ def _file_mistakes(step: Step) -> Iterator[Mistake]:
 
 def has_files(task: TaskSettings) -> bool:
     """Whether files are read for such tasks."""
-    return task.rows != "question" and task.predicts != "token"
+    return task.reads_labels and not task.asks
 
 
 def shared_cache_mistakes(recipe: Recipe) -> Iterator[Mistake]:

@@ -256,7 +256,7 @@ class DocstringSource(Source):
         data = task.data
         self._path = f"{key_of(task, 'data.path')}={data.path}"
         packages = parse_packages(task)
-        if task.rows != "text" or task.predicts in ("labels", "number"):
+        if task.of_words or task.asks or task.many_labels or task.numbers:
             raise UserError(
                 "a docstring has one label, its package. Take "
                 f"{key_of(task, 'type')}=single-label, or other data.",

@@ -47,7 +47,7 @@ def distinct_labels(
 
     Raises UserError when a row cannot be read or its label is neither text nor a whole number.
     """
-    many = task.predicts == "labels"
+    many = task.many_labels
     if many and (length := vector_length(reader, column)) is not None:
         return list(map(str, range(length)))
     names: set[str] = set()

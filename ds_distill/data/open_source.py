@@ -185,18 +185,17 @@ class _Other:
         self._split, self._combined = split, combined
         task = combined.task
         self._key, kind = key_of(task, f"data.splits.{name}"), f"{key_of(task, 'type')}={task.type}"
-        needs_none = task.predicts == "token"
-        self._labelled = not needs_none and split.labels != "none" and split.randomise is None
-        maps = task.rows != "question" and task.given_labels != []
-        if isinstance(split.labels, dict) and not maps and not needs_none:
-            they_are = "answers" if task.rows == "question" else "numbers"
+        self._labelled = task.reads_labels and split.labels != "none" and split.randomise is None
+        maps = task.has_classes and not task.asks
+        if isinstance(split.labels, dict) and not maps and task.reads_labels:
+            they_are = "answers" if task.asks else "numbers"
             raise UserError(
                 f"maps labels to this task's, and with {kind} they are {they_are}. Take the key "
                 f"out, or read no labels with {self._key}.labels=none.",
                 at=f"{self._key}.labels",
             )
-        if task.rows != "text" and split.randomise is not None:
-            what = "questions with a context" if task.rows == "question" else "lists of words"
+        if (task.of_words or task.asks) and split.randomise is not None:
+            what = "questions with a context" if task.asks else "lists of words"
             raise UserError(
                 f"random texts are no {what}, which {kind} needs. Take the key out.",
                 at=f"{self._key}.randomise",
@@ -210,10 +209,10 @@ class _Other:
                 **{"folds": None, "per_class": {}, "limit": {}},
             }
         )
-        if self._labelled or task.rows == "question":
+        if self._labelled or task.asks:
             theirs = task.model_copy(update={"data": there, **({"labels": None} if maps else {})})
         else:  # reads no labels
-            theirs = (Untagged if task.rows == "words" else MaskedLM)(data=there)
+            theirs = (Untagged if task.of_words else MaskedLM)(data=there)
         theirs.stands_at(self._key)
         self._source = source_at(theirs)
         self._source.fewest_labels = 0  # it is a part: the task's own are enough
@@ -235,11 +234,11 @@ class _Other:
         if self._split.randomise is not None:
             folder = self._combined.cache_folder
             return with_marks(randomised(data, self._split.randomise, folder), folder)
-        if task.rows == "question":
+        if task.asks:
             return data if self._labelled else _without_answers(data)
         if not (self._labelled and has_labels(data)):
             return data if "words" in data.column_names else _without_labels(data)
-        return data if task.predicts == "number" else self._with_our_labels(data)
+        return data if task.numbers else self._with_our_labels(data)
 
     def _with_our_labels(self, data: datasets.Dataset) -> datasets.Dataset:
         """Examples with our labels, sets of labels, or tags in place of theirs; without those whose

@@ -88,7 +88,7 @@ def open_predictions(path: Path, source: Source, splits: Collection[str] = ()) -
     labels, with the location.
     """
     rows = _rows(path, source, splits)
-    state = [VERSION, rows.fingerprint, rows.names, rows.column, source.task.predicts]
+    state = [VERSION, rows.fingerprint, rows.names, rows.column, source.task.type]
     state += [source.found_labels]
     if rows.by_id is not None:
         state += [rows.by_id.fingerprint()]
@@ -269,7 +269,7 @@ class PredictionRows:
         self._reader, self._labels, self.by_id = reader, labels, by_id
         self.fingerprint = reader.fingerprint()
         self._names = LabelNames(labels)
-        self._many, self.width = task.predicts == "labels", len(labels) or 1
+        self._many, self.width = task.many_labels, len(labels) or 1
         self._form = ROW_FORMS[task.rows](task, reader)
         self._of_words = isinstance(self._form, WordRows)
         self.names = self._columns(source, present)

@@ -106,7 +106,7 @@ class RowForm(ABC):
             schema = pa.schema([*schema, *((name, kind) for name in NAMED[key])])
         wanted = [*self.key_columns.values()]
         wanted += [name for key in NAMED if (name := getattr(self.columns, key)) is not None]
-        if self.task.predicts not in ("token", "nothing"):
+        if self.task.reads_labels:
             wanted.append(self.label_column)
         rows, first = self.reader.rows(wanted), dict[bool, str]()
 
@@ -154,13 +154,13 @@ class TextRows(RowForm):
 
     def state(self, labels: list[str]) -> list[Any]:
         class_names = self.reader.label_names(self.label_column)
-        return [_named(self.columns), labels, class_names, self.task.predicts]
+        return [_named(self.columns), labels, class_names, self.task.type]
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         column = self.label_column
-        if self.task.predicts == "number" and self.has_labels:
+        if self.task.numbers and self.has_labels:
             self._labels = Numbers(self.task, self.reader, column)
-        elif labels and self.task.predicts == "labels":
+        elif labels and self.task.many_labels:
             self._labels = LabelSets(self.task, labels, self.reader, column, unordered=unordered)
         elif labels:
             self._labels = LabelIds(self.task, labels, self.reader, column, unordered=unordered)
@@ -324,7 +324,7 @@ class QuestionRows(RowForm):
         return {"question": self.columns.question, "context": self.columns.context}
 
     def state(self, labels: list[str]) -> list[Any]:
-        return [_named(self.task.data.columns), "contexts", self.task.predicts]
+        return [_named(self.task.data.columns), "contexts", self.task.type]
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         return QUESTIONS
@@ -339,7 +339,7 @@ class QuestionRows(RowForm):
 
     def _example(self, row: Row, location: str) -> list[Any]:
         question, context = self.fields(row, location)
-        any_number, answers = self.task.predicts == "tag", row.get(self.columns.answers)
+        any_number, answers = self.task.of_words, row.get(self.columns.answers)
         if any_number and not words.words_of(context):
             name = self.columns.context
             raise UserError(f"{location}: {name!r} holds no word. Take the row out.")

@@ -34,9 +34,6 @@ Progress = Callable[[int, int], None]
 ContentKey = tuple[int, int]
 """A content key."""
 
-_SEVERAL = {"labels": "has any number of them", "tag": "has one for each word"}
-"""By what models predict: the classes of an example, where they are not one."""
-
 VERSION = 2
 """Part of the converted files' names: raise it when the same input gives other rows."""
 
@@ -130,7 +127,8 @@ class Source(ABC):
     def _classes(self, split: str, data: datasets.Dataset) -> np.ndarray:
         """The class of each example: int64 [N]. Raises UserError where it has not one."""
         key, kind = f"data.per_class.{split}", f"{key_of(self.task, 'type')}={self.task.type}"
-        if (has := _SEVERAL.get(self.task.predicts)) is not None:
+        if self.task.many_labels or self.task.of_words:
+            has = "has any number of them" if self.task.many_labels else "has one for each word"
             raise UserError(
                 f"caps the examples of each class, and with {kind} an example {has}. Set "
                 f"{key_of(self.task, f'data.limit.{split}')} instead.",

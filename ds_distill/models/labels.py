@@ -65,7 +65,7 @@ def label_map(
     Raises UserError otherwise, and where `given` names what is not there, or gives fewer than two
     labels a class.
     """
-    names, many_labels = class_names(config), task.predicts == "labels"
+    names, many_labels = class_names(config), task.many_labels
     if given is None:
         _check_as_it_stands(reference, names, labels, many_labels)
         return None

@@ -92,7 +92,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
         repeated = _write_all(phase, run, references, build, missing)
     reader, near = CacheReader(path), {}
     for teacher, sample in repeated.items():
-        many = run.task.predicts == "labels"
+        many = run.task.many_labels
         measured = fidelity(sample, reader, teacher, many_labels=many)
         if measured is not None:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)

@@ -53,7 +53,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         seed=run.recipe.seed,
         fitted=run.fitted,
     )
-    if router is not None and router.layers and run.task.predicts != "tag":
+    if router is not None and router.layers and not run.task.of_words:
         configs = (load_config(teacher.model, teacher.revision) for teacher in teachers)
         if any(map(pools_all_tokens, configs)):
             check_states(run.fitted)

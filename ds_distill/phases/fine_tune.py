@@ -39,7 +39,7 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
     models = {name: trainable_model(run, start, phase) for name, start in starts.items()}
     examples = run.data.examples(phase.split)
     chosen = np.arange(len(examples))
-    if run.task.predicts != "token":
+    if run.task.reads_labels:
         chosen = chosen_examples(phase, examples, run.labels)
     tables = {
         name: run.data.tables(phase.split, [start])[start.name].at(chosen)

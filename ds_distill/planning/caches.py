@@ -102,7 +102,7 @@ def example_bytes(
     states = len(phase.hidden) * config.hidden_size * size
     rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
     codec = phase.codec
-    if task.predicts == "span":
+    if task.ragged:
         # Of each window a start and an end, over as many tokens as it may have.
         rows, row = 2.0, float(task.max_length * size)
     elif classes is not None:

@@ -297,7 +297,7 @@ class Job:
     def _numbers(self, model: PlannedModel) -> int | None:
         """Logits of a row; None over a vocabulary. A window of a question is a row here: each of
         its tokens may be the answer's start, and its end."""
-        return 2 * self._task.max_length if self._task.predicts == "span" else model.classes
+        return 2 * self._task.max_length if self._task.ragged else model.classes
 
     def _decoded(self, teacher: PlannedModel) -> int:
         """Bytes of a row: logits in fp32."""

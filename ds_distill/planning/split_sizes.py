@@ -58,9 +58,7 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
     try:
         data = open_source(task, data_folder=recipe.data_folder).read(split)
         reference = resolve_model(recipe.student.model, recipe.models_folder)
-        tokenizer = load_tokenizer(
-            reference, recipe.student.revision, of_words=task.predicts == "tag"
-        )
+        tokenizer = load_tokenizer(reference, recipe.student.revision, of_words=task.of_words)
     except UserError as error:
         return SplitFacts(split, None, task.max_length, first_line(error))
     sample = data.select(np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int))

@@ -277,8 +277,8 @@ class FineTune(TrainingPhase):
         if self.shared_head:
             yield from self._shared_head_mistakes(context)
         task = context.task
-        if task.predicts not in ("class", "labels"):
-            has = "has a class for each word" if task.predicts == "tag" else "has no classes"
+        if task.of_words or not task.has_classes:
+            has = "has a class for each word" if task.of_words else "has no classes"
             for key in ("focus", "per_class"):
                 if getattr(self, key):
                     yield Mistake(
@@ -286,7 +286,7 @@ class FineTune(TrainingPhase):
                         "chooses examples by class, and "
                         f"{task.location}.type={task.type} {has}. Take the key out.",
                     )
-        elif self.per_class is not None and task.predicts == "labels":
+        elif self.per_class is not None and task.many_labels:
             limit = f"{task.location}.data.limit.{self.split}={self.per_class}"
             yield Mistake(
                 f"{context.location}.per_class",
@@ -368,7 +368,7 @@ class ExpandVocabulary(PhaseSettings):
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         """A task without a vocabulary to predict, and a start that is not there."""
-        if context.task.predicts != "token":
+        if not context.task.of_vocabulary:
             yield Mistake(
                 f"{context.location}",
                 "adds rows to what a masked-lm predicts, and the task's type is "

@@ -76,7 +76,7 @@ class Weighted(Routing):
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
-        if self.mix == "probabilities" and task.predicts == "number":
+        if self.mix == "probabilities" and task.numbers:
             yield Mistake(
                 f"{context.location}.mix=probabilities",
                 f"with {task.location}.type={task.type} teachers predict numbers, and no "

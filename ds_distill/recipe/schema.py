@@ -304,9 +304,7 @@ class Recipe(Section):
     def takes_head(self, task: str, head: str) -> bool:
         """Whether models with the head of task `head` run on a task: on its own, and among tasks of
         words, where they may know some of the tags."""
-        return head == task or all(
-            self.tasks_by_name[one].predicts == "tag" for one in (task, head)
-        )
+        return head == task or all(self.tasks_by_name[one].of_words for one in (task, head))
 
     def teachers_of(self, phase: PhaseSettings) -> list[str]:
         """Names of the models that teach in a phase."""

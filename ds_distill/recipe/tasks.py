@@ -27,12 +27,6 @@ TASKS: dict[str, type[TaskSettings]] = {}
 Rows = Literal["text", "words", "question"]
 """What a row of data is: a text or a pair of them; a list of words; a question about a context."""
 
-Predicts = Literal["class", "labels", "number", "tag", "span", "token", "nothing"]
-"""What models predict: one class of an example; any number of its labels; a number; a tag of each
-word, of a text or of a question's context; start and end of one span of the context, each over the
-tokens of a window; hidden tokens, each as a distribution over the vocabulary, which a cache keeps
-by a codec. Nothing: the data are read without their labels."""
-
 
 COMPARED = Field(
     description="What models are compared and chosen by: a metric's name, or its settings. "
@@ -46,11 +40,25 @@ class TaskSettings(Part):
 
     kind_of_part, key, table = "task", "type", TASKS
 
-    rows: ClassVar[Rows]
+    rows: ClassVar[Rows] = "text"
     """What a row of its data is."""
 
-    predicts: ClassVar[Predicts]
-    """What models predict."""
+    reads_labels: ClassVar[bool] = True
+    """Whether what models learn is a column of the data, and not the texts' own tokens."""
+    asks: ClassVar[bool] = False
+    """Whether its labels are answers to a question about a context."""
+    of_words: ClassVar[bool] = False
+    """Whether models predict a class of each word, and not of the example."""
+    many_labels: ClassVar[bool] = False
+    """Whether an example has any number of the labels, and not one class."""
+    numbers: ClassVar[bool] = False
+    """Whether models predict numbers, and no distributions."""
+    of_vocabulary: ClassVar[bool] = False
+    """Whether models predict tokens: distributions over a vocabulary, which a cache keeps by a
+    codec."""
+    ragged: ClassVar[bool] = False
+    """Whether a row's classes are the tokens of its window, so that rows have unlike numbers of
+    them. Each window has two rows, an answer's start and its end."""
 
     over: ClassVar[Over]
     """What its metrics are over."""
@@ -87,18 +95,23 @@ class TaskSettings(Part):
     def given_labels(self) -> list[str] | None:
         """Label names in the order of the class ids; none where neither examples nor words have
         classes, and None where the data say which."""
-        return None if self.predicts in ("class", "labels", "tag") else []
+        return []
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether examples or words have classes."""
+        return self.given_labels != []
 
     def lacks(self, needs: Needs) -> tuple[str, str] | None:
         """What a part does that such a task has nothing for, and what the task has; None where the
         part is for such tasks."""
-        if needs.classes and self.given_labels == []:
+        if needs.classes and not self.has_classes:
             return "works by class", "has no classes"
-        if needs.distributions and self.predicts == "number":
+        if needs.distributions and self.numbers:
             return "is of distributions over classes or tokens", "has numbers in their place"
-        if needs.every_token and self.predicts != "token":
+        if needs.every_token and not self.of_vocabulary:
             return "is of every token of a text", "has other rows: what its labels are of"
-        if needs.numbers and self.predicts != "number":
+        if needs.numbers and not self.numbers:
             return "is of numbers", "has none: models predict distributions"
         return None
 
@@ -118,12 +131,10 @@ class TaskSettings(Part):
         values that travel with it, under the names of transformers' pipelines where they have
         them. `columns`: those that hold an example's texts, the first that are in a file."""
         named = self.data.columns
-        if named == Columns():
-            return {}
-        if self.rows == "question":
-            return {"columns": [[named.question, named.context]]}
-        texts = [[named.text, *filter(None, [named.text_b])]]
-        return {"columns": [[named.tokens], *texts] if self.rows == "words" else texts}
+        return {} if named == Columns() else {"columns": self._text_columns(named)}
+
+    def _text_columns(self, named: Columns) -> list[list[str]]:
+        return [[named.text, *filter(None, [named.text_b])]]
 
     @property
     def row_share(self) -> float | None:
@@ -159,16 +170,13 @@ class TaskSettings(Part):
 class LabelledTask(TaskSettings):
     """A task of texts, or pairs of texts, with labels."""
 
-    rows: ClassVar[Rows] = "text"
-    predicts: ClassVar[Predicts] = "class"
-
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
 
     @property
     def given_labels(self) -> list[str] | None:
-        return self.labels or super().given_labels
+        return self.labels or None
 
     @field_validator("labels")
     @classmethod
@@ -203,9 +211,7 @@ class MultiLabel(Classifier):
     """Classify texts, or pairs of texts; each has any number of labels. A row's labels are a list,
     which may be empty. What a teacher knows is known for each label."""
 
-    predicts = "labels"
-
-    runs, over = "ds_distill.tasks.labelled:MultiLabelKind", "labels"
+    runs, over, many_labels = "ds_distill.tasks.labelled:MultiLabelKind", "labels", True
     problem = "multi_label_classification"
     other_problems = ("single_label_classification", "regression")
 
@@ -217,10 +223,7 @@ class Regression(TaskSettings):
     """Predict a number of each text, or pair of texts, such as how alike two are. A row's label is
     a finite number; models have one output, which is the number itself."""
 
-    rows = "text"
-    predicts = "number"
-
-    runs, over = "ds_distill.tasks.labelled:RegressionKind", "numbers"
+    runs, over, numbers = "ds_distill.tasks.labelled:RegressionKind", "numbers", True
     heads, noun, pipeline = (
         ("ForSequenceClassification",),
         "regression model",
@@ -246,6 +249,7 @@ scripts. Digits stay together."""
 class WordTask(TaskSettings):
     """A task that has a row for each word, and reads what is too long in windows of words."""
 
+    of_words = True
     heads, noun, pipeline = ("ForTokenClassification",), "token classifier", "token-classification"
     checks_model = "ds_distill.models.configuration:check_token_classifier"
 
@@ -272,9 +276,7 @@ class TokenClassification(WordTask, LabelledTask):
     teaches nothing, and is predicted O in every score. A text too long for `max_length` is read in
     windows that share a quarter of their words; a word counts where it has most around it."""
 
-    rows: ClassVar[Rows] = "words"
-    predicts: ClassVar[Predicts] = "tag"
-
+    rows = "words"
     runs, over = "ds_distill.tasks.labelled:TokenClassificationKind", "words"
     usage_of = "token-classification.jinja"
 
@@ -286,23 +288,32 @@ class TokenClassification(WordTask, LabelledTask):
     Teachers and student meet at first ones, and predictions and scores are of these, either way."""
     metric: Annotated[MetricSettings, one_metric("words"), COMPARED] = EntityF1.Settings()
 
+    def _text_columns(self, named: Columns) -> list[list[str]]:
+        return [[named.tokens], *super()._text_columns(named)]
+
 
 class Untagged(TokenClassification):
     """The same without reading the tags."""
 
-    predicts = "nothing"
+    reads_labels = False
 
 
-class CharacterSpans(WordTask):
+class QuestionTask(TaskSettings):
+    """A task of questions, each about a context."""
+
+    rows, asks = "question", True
+
+    def _text_columns(self, named: Columns) -> list[list[str]]:
+        return [[named.question, named.context]]
+
+
+class CharacterSpans(QuestionTask, WordTask):
     """Find all that answers a question in its context: any number of spans of its characters, also
     none. Each word of the context is in an answer or not, and is read at its first token, so
     teachers and student meet on words, whatever their tokenizers are. A run of words in an answer
     is a predicted span, and scores are of characters. A context too long for `max_length` is read
     in windows that share a quarter of their words; a word counts where it has most around it. One
     that has no token in some model's view teaches nothing, and is in no predicted span."""
-
-    rows = "question"
-    predicts = "tag"
 
     runs, over = "ds_distill.tasks.labelled:CharacterSpansKind", "characters"
     usage_of = "character-spans.jinja"
@@ -319,16 +330,13 @@ class CharacterSpans(WordTask):
         return list(SPAN_TAGS)
 
 
-class ExtractiveQA(TaskSettings):
+class ExtractiveQA(QuestionTask):
     """Find the answer to a question in its context: a span of its characters. A context too long
     for `max_length` is read in windows that overlap. A window has two rows, the answer's start and
     its end, whose classes are the tokens of its context, so all models must have the same
     tokenizer. The window's first token stands for `no answer in this window`."""
 
-    rows = "question"
-    predicts = "span"
-
-    runs, over = "ds_distill.tasks.extractive_qa:ExtractiveQAKind", "answers"
+    runs, over, ragged = "ds_distill.tasks.extractive_qa:ExtractiveQAKind", "answers", True
     needs = Needs(same_tokens=True)
     heads, noun = ("ForQuestionAnswering",), "model for extractive questions"
     checks_model = "ds_distill.models.configuration:check_question_answerer"
@@ -390,9 +398,7 @@ class MaskedLM(TaskSettings):
     token that was masked. All models must have the same tokens;
     rows of embeddings that pad a vocabulary, to a multiple of 64 in ModernBERT, do not count."""
 
-    rows = "text"
-    predicts = "token"
-
+    reads_labels, of_vocabulary = False, True
     runs, over = "ds_distill.tasks.masked_lm:MaskedLMKind", "masked tokens"
     usage_of = "fill-mask.jinja"
     needs = Needs(same_tokens=True)

@@ -114,7 +114,7 @@ class CrossEntropyLoss(TermSettings):
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
-        if self.class_weights is not None and task.predicts not in ("class", "tag"):
+        if self.class_weights is not None and (task.many_labels or not task.has_classes):
             yield Mistake(
                 f"{context.location}.class_weights",
                 f"weighs examples by their one class, and with "
@@ -227,7 +227,7 @@ class LogitMSELoss(RowTerm):
 
     def mistakes(self, context: Context) -> Iterator[Mistake]:
         task = context.task
-        if task.predicts == "span":
+        if task.ragged:
             yield Mistake(
                 f"{context.location}",
                 f"takes a mean over classes, and with {task.location}.type={task.type} these are "

@@ -90,7 +90,7 @@ def _is_of(run: Run, phase: PhaseSettings) -> bool:
 def _ready(number: int, run: Run) -> list[ModelReference]:
     """The teachers to score before phase `number`."""
     teaching = _teaching(number, run)
-    if teaching is None or run.task.predicts == "token" or not run.data.has_split(CHOOSING_SPLIT):
+    if teaching is None or not run.task.reads_labels or not run.data.has_split(CHOOSING_SPLIT):
         return []
     before = run.recipe.phases[number:teaching]
     if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):
@@ -197,7 +197,7 @@ def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt | Nu
     that label, too. Numbers on another scale can be right in their order."""
     if isinstance(found, NumberDoubt):
         return False
-    below = found.is_below and run.task.predicts != "tag"
+    below = found.is_below and not run.task.of_words
     return below or (found.is_reordered and not reference.trained)
 
 
@@ -286,7 +286,7 @@ def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, s
     """
     if len(run.recipe.teachers) == 1 or len(set(experts.values())) > 1:
         return []
-    noun = "labels" if run.task.predicts == "labels" else "classes"
+    noun = "labels" if run.task.many_labels else "classes"
     line = (
         f"teacher {next(iter(experts.values()))} is best at all {len(experts)} {noun} of {split}: "
         "no other adds a class to what it knows, and to distil it alone may be as good. Compare "

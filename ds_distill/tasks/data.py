@@ -150,7 +150,7 @@ class TaskData:
         `open_predictions`."""
         if path not in self._predictions:
             found = open_predictions(path, self.source, self._used)
-            if self._task.rows == "words":
+            if self._task.of_words:
                 files = map(self._examples_file, self._used)
                 found = found.with_windows(datasets.Dataset.from_file(str(one)) for one in files)
             self._predictions[path] = found
@@ -163,7 +163,7 @@ class TaskData:
         load another one to save it."""
         key = reference.model, reference.revision
         if key not in self._tokenizers:
-            of_words = self._task.predicts == "tag"
+            of_words = self._task.of_words
             self._tokenizers[key] = load_tokenizer(*key, of_words=of_words)
         return self._tokenizers[key]
 
@@ -178,7 +178,7 @@ class TaskData:
 
     def taught_tokens(self, references: Iterable[ModelReference]) -> dict[str, int]:
         """Of teachers that are masked-LMs, how many tokens each knows, as `Bundle` takes it."""
-        if self._task.predicts != "token":
+        if not self._task.of_vocabulary:
             return {}
         return {reference.name: self.vocabulary(reference) for reference in references}
 

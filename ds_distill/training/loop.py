@@ -350,7 +350,7 @@ class _Training:
                 continue
             with run.folder.new_model(job.number, job.name, epoch, output) as folder:
                 save_model(job.bundle.students[name], weights, folder)
-                start, of_words = job.starts[name], run.task.predicts == "tag"
+                start, of_words = job.starts[name], run.task.of_words
                 tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)
                 tokenizer.save_pretrained(folder)
         run.world.barrier()

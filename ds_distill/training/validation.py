@@ -43,7 +43,7 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
     fitted = {split: run.data.examples(split).groups for split in splits}
     chosen = choosing_part(every.strata, every.groups, fitted, run.recipe.seed)
     examples = every.at(chosen)
-    if run.task.predicts != "token" and not examples.labelled.any():
+    if run.task.reads_labels and not examples.labelled.any():
         return None
     tables = {
         name: run.data.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)

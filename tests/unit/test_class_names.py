@@ -70,11 +70,11 @@ def opened(
 def names_read(source: Source) -> list[Any]:
     """Of each example the name of its label, the set of its labels, or its tags."""
     labels = source.read("train")["label"][:]
-    if source.task.predicts == "class":
-        return [source.labels[label] for label in labels]
-    if source.task.predicts == "tag":
+    if source.task.many_labels:
+        return [{source.labels[at] for at in np.flatnonzero(has)} for has in labels]
+    if source.task.of_words:
         return [[source.labels[tag] for tag in tags] for tags in labels]
-    return [{source.labels[at] for at in np.flatnonzero(has)} for has in labels]
+    return [source.labels[label] for label in labels]
 
 
 @settings(max_examples=40, deadline=None)

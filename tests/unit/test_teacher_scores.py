@@ -96,7 +96,7 @@ def test_what_is_below_the_commonest_label_beyond_chance_stops(
 ) -> None:
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
     found = label_doubt(np.eye(3)[predicted], labels, NAMES)
-    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="tag" if of_words else "class"))
+    run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
     reference: Any = SimpleNamespace(trained=trained)
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
 
@@ -146,7 +146,7 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric: str) -
     and always `no` 90 times."""
     kind = kind_of(metric)
     examples = Examples(torch.arange(200).view(-1, 2), np.array(MAJORITY))
-    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="class"), kind=kind)
+    run: Any = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False), kind=kind)
     reference: Any = SimpleNamespace(trained=True)
     detector, useless = (kind.label_doubt(np.eye(2)[told], examples) for told in (FINDS, MISSES))
     assert (detector is None) is (metric != "accuracy"), detector
@@ -171,7 +171,7 @@ def test_an_order_that_is_wrong_is_told_whatever_the_metric() -> None:
     swapped = np.repeat([1, 0, 2], [50, 30, 20])
     found = kind.label_doubt(np.eye(3)[swapped], examples)
     assert found is not None and found.order == [1, 0, 2]
-    run: Any = SimpleNamespace(task=SimpleNamespace(predicts="class"))
+    run: Any = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False))
     assert _teaches_nothing(run, SimpleNamespace(trained=False), found)  # type: ignore[arg-type]
 
 

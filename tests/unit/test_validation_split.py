@@ -171,6 +171,6 @@ def test_a_split_without_labels_does_not_choose():
     data = SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples)
     recipe = SimpleNamespace(seed=0, fitted_splits=lambda task: [])
     run: Any = SimpleNamespace(
-        data=data, recipe=recipe, task_name="task", task=SimpleNamespace(predicts="class")
+        data=data, recipe=recipe, task_name="task", task=SimpleNamespace(reads_labels=True)
     )
     assert validation_of(run, {}) is None
