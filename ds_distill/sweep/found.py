@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ import numpy as np
 import xxhash
 
 from ds_distill.evaluation.bootstrap import mean_interval, resampled, variance_of_examples
-from ds_distill.evaluation.scores import retention
-from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.results import evaluation_of_student, task_metric_of, trained_models
-from ds_distill.sweep.runs import SEED, Variant
+from ds_distill.sweep.runs import Variant
 from ds_distill.sweep.side_by_side import evaluations
 
 Found = dict[str, Any]
 """What is known of a run, a setting or a checkpoint, as JSON has it."""
+
+JUDGED_BY = ("over", "metric", "metric_settings", "split")
+"""What of an evaluation's record a run's result and a summary have, too."""
 
 
 def run_result(results: Found) -> Found:
@@ -30,16 +31,14 @@ def run_result(results: Found) -> Found:
     record, student = evaluation_of_student(results), results["student"]
     if record is None:
         return {"student": None, "seconds": results["seconds"]}
-    metric, baseline = task_metric_of(record), record["baseline"]
-    name, models = metric.name, record["models"]
+    metric, name = task_metric_of(record), record["metric"]
+    baseline, models = record["baseline"], record["models"]
     own = [one["choosing"] for one in trained_models(results) if one["output"] == student]
     # Scores on two tasks do not choose for each other.
     choosing = own[-1] if record["task"] == results["task"] else None
-    known = baseline[name] is not None
     return {
         "student": student,
-        "metric": {"name": name, "over": record["over"], "settings": record["metric_settings"]},
-        "split": record["split"],
+        **{key: value for key, value in record.items() if key in JUDGED_BY},
         "models": {
             model: {"role": numbers["role"], "score": numbers[name]}
             for model, numbers in models.items()
@@ -48,15 +47,12 @@ def run_result(results: Found) -> Found:
         "rule": baseline["rule"],
         "chooses": choosing is not None,
         # Whether it is better than the baseline beyond chance; None where that has no score.
-        "learnt": metric.better(models[student]["to_baseline"]["interval"]) if known else None,
+        "learnt": None
+        if baseline[name] is None
+        else metric.better(models[student]["to_baseline"]["interval"]),
         "choosing": None if choosing is None else choosing["score"],
         "seconds": results["seconds"],
     }
-
-
-def metric_class(of: Found) -> MetricClass:
-    """Of a run's result, or a summary."""
-    return task_metric_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
 
 
 # ------------------------------------------------------------------- numbers of several seeds
@@ -76,7 +72,7 @@ Draws = Callable[[Variant, str], Drawn | None]
 """Of a student of a run; None where its predictions are not there."""
 
 Value = tuple[float | None, Drawn | None]
-"""A score, and that on draws of the test examples."""
+"""A score, None where it is undefined, and that on draws of the test examples."""
 
 
 def drawn(folder: Path, student: str) -> Drawn | None:
@@ -122,8 +118,7 @@ def _numbers(values: Sequence[Value]) -> Found:
 
 
 def _less(one: Value, other: Value) -> Value:
-    """A difference of the same seed, which decides something of both, on the same test examples;
-    None where a score is undefined."""
+    """A difference of the same seed, which decides something of both, on the same test examples."""
     (score, ours), (less, theirs) = one, other
     apart = None if score is None or less is None else score - less
     if ours is None or theirs is None or ours.mark != theirs.mark:
@@ -163,9 +158,9 @@ def summary(runs: Mapping[Variant, Found], draws: Draws = no_draws) -> Found:
     one = next(iter(first.values()), {})
     complete = bool(choosing) and all(row["chooses"] for row in rows)
     return {
-        **{key: one.get(key) for key in ("metric", "split", "rule")},
+        **{key: one.get(key) for key in (*JUDGED_BY, "rule")},
         "settings": rows,
-        "chosen": metric_class(one).best(choosing) if complete else None,
+        "chosen": task_metric_of(one).best(choosing) if complete else None,
     }
 
 
@@ -178,31 +173,37 @@ def _row(
     """own, first: the runs of this setting and of the first one."""
     runs = own.values()
     roles = {name: one["role"] for run in runs for name, one in run["models"].items()}
-    row: Found = {
+    shipped = [run["student"] for run in runs]
+
+    def of_student(name: str | None) -> Found:
+        """name: None for the students that the runs ship."""
+        values, theirs = (_by_seed(each, name, draws) for each in (own, first))
+        numbers = {"score": _numbers([*values.values()])}
+        if own is not first and theirs:
+            apart = [_less(values[seed], theirs[seed]) for seed in values if seed in theirs]
+            numbers["to_first"] = _numbers(apart)
+        return numbers
+
+    return {
         "setting": list(setting),
         "seeds": [variant.seed for variant in own],
-        "students": [run["student"] for run in runs],
+        "students": shipped,
         "chooses": all(run["chooses"] for run in runs),
         "choosing": over_seeds([run["choosing"] for run in runs]),
-        "majority": over_seeds([run["majority"] for run in runs]),
+        "majority": [run["majority"] for run in runs],
         "learnt": [run["learnt"] for run in runs],
         "models": {
             name: {"role": role, **over_seeds([_score(run, name) for run in runs])}
             for name, role in roles.items()
         },
         "seconds": [run["seconds"] for run in runs],
-        "others": {},
+        **of_student(None),
+        "others": {
+            name: of_student(name)
+            for name, role in roles.items()
+            if role == "student" and {*shipped} != {name}
+        },
     }
-    for name in (None, *roles):  # None: the students that the runs ship
-        if name is not None and (roles[name] != "student" or {*row["students"]} == {name}):
-            continue
-        numbers = row if name is None else row["others"].setdefault(name, {})
-        values, theirs = (_by_seed(each, name, draws) for each in (own, first))
-        numbers |= {"seeds": row["seeds"], "score": _numbers([*values.values()])}
-        if own is not first and theirs:
-            apart = [_less(values[seed], theirs[seed]) for seed in values if seed in theirs]
-            numbers["to_first"] = _numbers(apart)
-    return row
 
 
 def _score(run: Found, model: str) -> float | None:
@@ -229,11 +230,15 @@ def students_of(setting: Found) -> list[tuple[str, Found]]:
     return [(shipped, setting), *others]
 
 
+def setting_name(row: Found) -> str:
+    return ", ".join(row["setting"]) or "the recipe's"
+
+
 def undefined_settings(rows: Sequence[Found]) -> list[str]:
     """The settings that are ranked last: the score of a student of theirs on the examples that
     choose is undefined."""
     last = [row for row in rows if row["chooses"] and row["choosing"]["mean"] is None]
-    return [", ".join(row["setting"]) or "the recipe's" for row in last]
+    return [setting_name(row) for row in last]
 
 
 def lacking(rows: Sequence[Found]) -> list[Found]:
@@ -252,83 +257,77 @@ def suite_results(
     weights: Mapping[str, Mapping[str, float]],
     draws: Draws = no_draws,
 ) -> Found:
-    """Scores by task and checkpoint, under the setting that the examples that choose have chosen.
+    """`tasks`: a sweep over the checkpoints for each, every one under the setting that the examples
+    that choose have chosen, and the sweep over the grid that it was chosen from. `checkpoints`: the
+    means over the tasks.
 
     runs: of `suite_runs`; ended: the `run_result` of each that has ended.
-    reference: the checkpoint that the others are compared with.
+    reference: the checkpoint that the others are compared with, the first of each task.
     weights: of the tasks in each mean.
     draws: of the runs; asked for only where a setting is chosen.
     """
-    tasks = {task: _task(each, ended, reference, draws) for task, each in _grouped(runs, 0).items()}
-    checkpoints: Found = {}
-    for name in _grouped(runs, 1):
-        means = {kind: _mean(name, tasks, reference, of) for kind, of in weights.items()}
-        checkpoints[name] = {**means.pop("mean"), **means}
+    by_task = {task: dict(_grouped(of, 1)) for task, of in _grouped(runs, 0)}
+    tasks = {task: _task(of, ended, reference, draws) for task, of in by_task.items()}
+    names = [name for name, _ in _grouped(runs, 1)]
+    means = {kind: _means(tasks, names, reference, of) for kind, of in weights.items()}
+    checkpoints = {name: {kind: of[name] for kind, of in means.items()} for name in names}
     return {"reference": reference, "tasks": tasks, "checkpoints": checkpoints}
 
 
-def _grouped(runs: Sequence[Variant], position: int) -> dict[str, list[Variant]]:
+def _grouped(runs: Sequence[Variant], position: int) -> Iterator[tuple[str, list[Variant]]]:
     """By task, at position 0, or by checkpoint."""
-    found: dict[str, list[Variant]] = {}
-    for run in runs:
-        found.setdefault(run.overrides[position].partition("=")[2], []).append(run)
-    return found
+    for about in dict.fromkeys(run.overrides[position] for run in runs):
+        own = [run for run in runs if run.overrides[position] == about]
+        yield about.partition("=")[2], own
 
 
 def _task(
-    runs: Sequence[Variant], ended: Mapping[Variant, Found], reference: str, draws: Draws
+    by_checkpoint: Mapping[str, Sequence[Variant]],
+    ended: Mapping[Variant, Found],
+    reference: str,
+    draws: Draws,
 ) -> Found:
-    """A sweep over the grid for each checkpoint, of the settings with all seeds; then one over the
-    checkpoints, each under its chosen setting, the reference first."""
-    found: dict[str, Found] = {}
-    undefined: dict[str, list[str]] = {}
-    chosen: dict[Variant, Variant] = {}  # checkpoint and seed -> its run
-    by_checkpoint = _grouped(runs, 1)
+    """Only settings of which all seeds have ended are chosen."""
+    grids: dict[str, Found] = {}
+    chosen: dict[Variant, Variant] = {}  # without the task -> the run
     for name in dict.fromkeys([reference, *by_checkpoint]):
         own = by_checkpoint[name]
         failed = {run.setting for run in own if run not in ended}
         whole = {Variant(r.overrides[2:]): ended[r] for r in own if r.setting not in failed}
-        summed = summary(whole)
-        undefined[name] = undefined_settings(summed["settings"])
-        if summed["chosen"] is not None:
-            found[name] = summed
-            setting = summed["settings"][summed["chosen"]]["setting"]
-            for run in own:
-                if [*run.setting[2:]] == setting:
-                    chosen[Variant((f"checkpoint={name}", f"{SEED}={run.seed}"))] = run
+        grids[name] = grid = summary(whole)
+        if grid["chosen"] is not None:
+            setting = grid["settings"][grid["chosen"]]["setting"]
+            taken = [run for run in own if [*run.setting[2:]] == setting]
+            chosen |= {Variant(run.overrides[1:]): run for run in taken}
     compared = summary(
         {short: ended[run] for short, run in chosen.items()},
         lambda short, student: draws(chosen[short], student),
     )
-    rows = dict(zip(found, compared["settings"], strict=True))
-    of_reference = rows[reference]["score"]["mean"] if reference in rows else None
-    for name, row in rows.items():
-        metric, score = metric_class(compared), row["score"]
-        found[name] |= {
-            "score": score,
-            "retention": retention(metric, score["mean"], of_reference),
-            "to_reference": row.get("to_first") if reference in rows else None,
-        }
-    return {
-        **{key: compared[key] for key in ("metric", "split")},
-        "majority": next((row["majority"]["mean"] for row in rows.values()), None),
-        "undefined": undefined,
-        "checkpoints": {name: found[name] for name in by_checkpoint if name in found},
-    }
+    del compared["chosen"]  # of checkpoints none is
+    return {**compared, "grids": grids}
 
 
-def _mean(name: str, tasks: Found, reference: str, weights: Mapping[str, float]) -> Found:
-    """The weighted mean over the tasks, seed by seed; None where a task has no score of the
-    checkpoint, one that is undefined, or one that is no share, or of which less is better. The
-    tasks' test examples are drawn apart, so their variances add up."""
+def of_checkpoint(task: Found, name: str) -> Found | None:
+    """A checkpoint's row of a task; None where no setting of it could be chosen."""
+    rows = task["settings"]
+    return next((row for row in rows if row["setting"][0] == f"checkpoint={name}"), None)
+
+
+def _means(
+    tasks: Found, names: Sequence[str], reference: str, weights: Mapping[str, float]
+) -> dict[str, Found]:
+    """By checkpoint the weighted mean over the tasks, seed by seed, what part of the reference's it
+    is, and what it is less that; None where a task has no score of the checkpoint, one that is
+    undefined, or one that is no share, or of which less is better. The tasks' test examples are
+    drawn apart, so their variances add up."""
 
     def over_tasks(name: str, key: str) -> Found | None:
         found, variances = [], []
         for task, of in tasks.items():
-            numbers = of["checkpoints"].get(name, {}).get(key)
+            numbers = (of_checkpoint(of, name) or {}).get(key)
             if numbers is None or None in numbers["values"]:
                 return None
-            metric, examples = metric_class(of), numbers["variance_of_examples"]
+            metric, examples = task_metric_of(of), numbers["variance_of_examples"]
             if not (metric.is_share() and metric.higher_is_better):
                 return None
             found.append([weights[task] * value for value in numbers["values"]])
@@ -336,10 +335,14 @@ def _mean(name: str, tasks: Found, reference: str, weights: Mapping[str, float])
         variance, by_seed = sum(variances), map(math.fsum, zip(*found, strict=True))
         return over_seeds([*by_seed], None if math.isnan(variance) else variance)
 
-    mean, other = over_tasks(name, "score"), over_tasks(reference, "score")
-    known = mean is not None and other is not None and other["mean"] > 0
+    means = {name: over_tasks(name, "score") for name in names}
+    whole = means[reference]
+    known = whole is not None and whole["mean"] > 0
     return {
-        "mean": mean,
-        "retention": mean["mean"] / other["mean"] if mean and other and known else None,
-        "to_reference": over_tasks(name, "to_reference"),
+        name: {
+            "score": mean,
+            "retention": mean["mean"] / whole["mean"] if mean and whole and known else None,
+            "to_reference": over_tasks(name, "to_first") if whole else None,
+        }
+        for name, mean in means.items()
     }

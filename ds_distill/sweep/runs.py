@@ -10,6 +10,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
 from ds_distill.recipe import Recipe, load_recipe
@@ -18,9 +20,6 @@ from ds_distill.recipe.text import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
 
 SEED = "seed"
-_OPEN, _CLOSE, _QUOTES = "([{", ")]}", "'\""
-_BEFORE_A_QUOTE = _OPEN + _QUOTES + ",:"
-"""Elsewhere a quote is a letter, as in `it's`. After a quote it stands for one."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,14 @@ class Variant:
     @property
     def seed(self) -> str | None:
         """None where the sweep has one seed, the recipe's."""
-        mine = (each for each in self.overrides if each not in self.setting)
-        return next((each.partition("=")[2] for each in mine), None)
+        mine = [each for each in self.overrides if each not in self.setting]
+        return mine[0].partition("=")[2] if mine else None
 
     @property
     def name(self) -> str:
         """Of its folder: keys by their last part, and values."""
-        pairs = [each.partition("=") for each in self.overrides]
-        keys = [key.rpartition(".")[2] for key, _, _ in pairs]
-        whole = ",".join(f"{key}={value}" for key, (_, _, value) in zip(keys, pairs, strict=True))
+        short = [re.sub(r"^[^=]*\.", "", each) for each in self.overrides]
+        keys, whole = [each.partition("=")[0] for each in short], ",".join(short)
         safe = re.sub(r"[^\w.+=,-]", "_", whole)[:100]
         if safe == whole and len(set(keys)) == len(keys):
             return safe
@@ -72,41 +70,32 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
             if one in seen:
                 raise UserError(f"{one} is given twice. List its values once: {one}=A,B,C.")
             seen.add(one)
-        values = split(text)
+        try:
+            values = split(text)
+        except ValueError as error:
+            raise UserError(
+                f"{argument}: a value is empty, or a quote or bracket has no end, or no beginning, "
+                "so that it cannot be told where values end. Set a value that holds one in quotes."
+            ) from error
         if len(values) == 1:
             fixed += [f"{one}={text}" for one in keys]
             continue
-        if len(set(values)) < len(values) or "" in values:
-            raise UserError(f"{argument}: a value is empty or stands twice.")
+        if len(set(values)) < len(values):
+            raise UserError(f"{argument}: a value stands twice.")
         swept.append([[f"{one}={value}" for one in keys] for value in values])
     return fixed, [Variant(tuple(chain(*chosen))) for chosen in product(*swept)]
 
 
 def split(text: str) -> list[str]:
-    """At its commas, those in brackets and quotes apart.
-
-    Raises UserError where one of these has no end, and a comma may or may not be in it.
-    """
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in _QUOTES and (parts[-1].rstrip()[-1:] or ",") in _BEFORE_A_QUOTE:
-            quote = letter
-        elif letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    if "," in text and (quote or depth):
-        raise UserError(
-            f"{text}: a quote or bracket has no end, or no beginning, so that it cannot be told "
-            "where values end. Add it, or set a value that holds one in quotes."
-        )
-    return parts
+    """The values of an argument, as items of a list in YAML: a comma inside of brackets or quotes
+    divides none. Raises ValueError for what is no such list."""
+    if "," not in text:
+        return [text]
+    try:
+        [whole] = yaml.compose_all(f"[{text}]", yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError("not readable as a list") from error
+    return [text[item.start_mark.index - 1 : item.end_mark.index - 1] for item in whole.value]
 
 
 @dataclass(frozen=True)
@@ -176,15 +165,13 @@ def _judges(recipe: Recipe) -> dict[str, dict[str, Any]]:
     for name, phase in recipe.named_phases():
         if PHASES[phase.kind].makes == "evaluation":
             task = recipe.task_of(phase)
-            splits = [split for split, _ in phase.reads]
             at, data = f"{task.location}.data", task.data.model_dump(mode="json")
+            splits = [split for split, _ in phase.reads]
             options = task.metric.model_dump(exclude={"name"}, exclude_defaults=True)
             found[recipe.task_name(phase)] = {
                 f"{task.location}.metric": {"name": task.metric.name, **options},
                 f"phases.{name}.split": splits,
-                f"{at}.path": data["path"],
-                f"{at}.config": data["config"],
-                f"{at}.folds": data["folds"],
+                **{f"{at}.{key}": data[key] for key in ("path", "config", "folds")},
                 **{
                     f"{at}.{key}.{split}": data[key].get(split)
                     for key in ("splits", "per_class", "limit")

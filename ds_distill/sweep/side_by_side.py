@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,8 @@ from ds_distill.reporting.results import (
 from ds_distill.run.folder import RunFolder
 from ds_distill.tables import Cell, Table
 
-_LIMITED = ("examples", "not_given", "knows")
-"""What `limits_of` reads."""
+_SHOWN = ("role", "to_baseline", "parameters", "examples", "not_given", "knows")
+"""What a row has of a model's numbers, where they have it."""
 
 
 @dataclass(frozen=True)
@@ -108,28 +107,23 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
 
 
 def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """One entry for each set of examples that judged: `rows`, a model of a run each, and `pairs`,
-    the models that stand for the runs against each other. Of a run that evaluated the same
-    examples more than once, as after each of several phases, the last evaluation stands.
+    """One entry for each set of examples that judged: `rows`, a model of a run each. Of a run that
+    evaluated the same examples more than once, as after each of several phases, the last
+    evaluation stands.
 
     `to_first` of a row is the difference to the first run's model on the same examples, with its
     paired interval; None where a run has no predictions.
     """
+    names = [folder.absolute().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = list(map(str, folders))
+    if len(set(names)) < len(names):
+        raise UserError(f"{', '.join(names)}: a run is named twice. Name each once.")
     groups: dict[str, dict[str, Evaluation]] = {}  # examples -> run -> its last
-    for folder, name in zip(folders, _names(folders), strict=True):
+    for folder, name in zip(folders, names, strict=True):
         for evaluation in evaluations(folder, name):
             groups.setdefault(evaluation.examples, {})[name] = evaluation
     return [_group([*group.values()]) for group in groups.values()]
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Of the runs: their folders' names, or whole paths where those are alike."""
-    names = [folder.absolute().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
-    if len(set(names)) < len(names):
-        raise UserError(f"{', '.join(names)}: a run is named twice. Name each once.")
-    return names
 
 
 def _group(group: list[Evaluation]) -> dict[str, Any]:
@@ -138,38 +132,28 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
         {
             "run": one.run,
             "model": model,
-            "role": numbers["role"],
             "score": numbers[first.record["metric"]],
-            **{key: numbers[key] for key in _LIMITED if key in numbers},
-            "to_baseline": numbers["to_baseline"],
-            "parameters": numbers["parameters"],
+            **{key: numbers[key] for key in _SHOWN if key in numbers},
             "run_seconds": one.seconds,
-            "to_first": None
-            if one is first and model == first.main
-            else paired(one, model, first, first.main),
+            "to_first": None if (one, model) == (first, first.main) else _paired(one, model, first),
         }
         for one in group
         for model, numbers in one.record["models"].items()
     ]
-    pairs = [
-        {"runs": [a.run, b.run], "models": [a.main, b.main], **found}
-        for a, b in combinations(group, 2)
-        if (found := paired(b, b.main, a, a.main)) is not None
-    ]
     about = {key: first.record[key] for key in ("split", "over", "metric", "metric_settings")}
     names = {"first": [first.run, first.main], "baseline": first.record["baseline"]}
-    return {**about, **names, "rows": rows, "pairs": pairs}
+    return {**about, **names, "rows": rows}
 
 
-def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[str, Any] | None:
-    """The difference of two models on the same examples, and its interval; None where one has no
-    predictions, or was judged on some of the examples."""
-    mine, theirs = one.saved, other.saved
-    in_part = any("not_given" in e.record["models"][m] for e, m in ((one, model), (other, others)))
-    if mine is None or theirs is None or in_part:
+def _paired(one: Evaluation, model: str, first: Evaluation) -> dict[str, Any] | None:
+    """The difference to the first run's model on the same examples, and its interval; None where
+    one has no predictions, or was judged on some of the examples."""
+    mine, theirs = one.saved, first.saved
+    both = one.record["models"][model], first.record["models"][first.main]
+    if mine is None or theirs is None or any("not_given" in numbers for numbers in both):
         return None
     groups = components(np.stack([mine.groups, theirs.groups], axis=1))
-    return difference(mine.models[model], theirs.models[others], one.metric, groups)
+    return difference(mine.models[model], theirs.models[first.main], one.metric, groups)
 
 
 # ---------------------------------------------------------------------------------- as tables
@@ -179,37 +163,38 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """Of what `side_by_side` found: one each."""
     for group in groups:
         metric = task_metric_of(group)
-        run, model = group["first"]
-        rows: list[list[str | Cell]] = []
-        for row in group["rows"]:
-            first = [row["run"], row["model"]] == group["first"]
-            to_first = row["to_first"]
-            rows.append(
-                [
-                    row["run"],
-                    row["model"] + limits_of(row),
-                    row["role"],
-                    metric.shown_as(row["score"]),
-                    difference_cell(metric, row["to_baseline"], row["score"]),
-                    ""
-                    if first
-                    else "not comparable"
-                    if to_first is None
-                    else difference_cell(metric, to_first, row["score"]),
-                    f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "-",
-                    duration(row["run_seconds"]),
-                ]
-            )
-        heads = ["run", "model", "role", metric.title, "to the baseline", f"less {run} {model}"]
+        heads = ["run", "model", "role", metric.title, "to the baseline"]
+        heads += [f"less {' '.join(group['first'])}", "parameters", "the run took"]
+        rows: list[list[str | Cell]] = [
+            [
+                row["run"],
+                row["model"] + limits_of(row),
+                row["role"],
+                metric.shown_as(row["score"]),
+                difference_cell(metric, row["to_baseline"], row["score"]),
+                _to_first(group, row),
+                f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "-",
+                duration(row["run_seconds"]),
+            ]
+            for row in group["rows"]
+        ]
         count = f"{group['baseline']['examples']:,} examples of {group['split']}"
-        title = f"{metric.heading()} on {count}"
         notes = [*_notes(group), *wide_note(metric, rows)]
-        yield Table(title, [*heads, "parameters", "the run took"], rows, notes)
+        yield Table(f"{metric.heading()} on {count}", heads, rows, notes)
+
+
+def _is_first(group: dict[str, Any], row: dict[str, Any]) -> bool:
+    return [row["run"], row["model"]] == group["first"]
+
+
+def _to_first(group: dict[str, Any], row: dict[str, Any]) -> str | Cell:
+    if row["to_first"] is None:
+        return "" if _is_first(group, row) else "not comparable"
+    return difference_cell(task_metric_of(group), row["to_first"], row["score"])
 
 
 def _notes(group: dict[str, Any]) -> Iterator[str]:
-    metric = task_metric_of(group)
-    baseline = group["baseline"]
+    metric, baseline = task_metric_of(group), group["baseline"]
     if note := settings_note(group):
         yield note
     yield (
@@ -224,18 +209,7 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
             "that all models of these runs read, and count as not found."
         )
     yield from undefined_note([baseline[metric.name], *(row["score"] for row in group["rows"])])
-    yield from _not_comparable(group)
-    for pair in group["pairs"]:
-        first, second = zip(pair["runs"], pair["models"], strict=True)
-        [score] = [r["score"] for r in group["rows"] if (r["run"], r["model"]) == second]
-        shown = difference_cell(metric, pair, score)
-        told = f"{shown.outcome} than" if shown.outcome else "not told apart from"
-        yield f"{second[0]} ({second[1]}) is {told} {first[0]} ({first[1]}): {shown.text}."
-
-
-def _not_comparable(group: dict[str, Any]) -> Iterator[str]:
-    """Why rows have no difference to the first run's model."""
-    [first] = [row for row in group["rows"] if [row["run"], row["model"]] == group["first"]]
+    [first] = [row for row in group["rows"] if _is_first(group, row)]
     without = [row for row in group["rows"] if row["to_first"] is None and row is not first]
     in_part = ["not_given" in row or "not_given" in first for row in without]
     if any(in_part):

@@ -73,7 +73,7 @@ class Suite(Section):
     tasks: Annotated[dict[Name, Task], Field(min_length=1)]
     """The tasks, each as in a recipe. Each needs the splits train, validation (which chooses the
     setting) and test (which judges)."""
-    groups: dict[Name, Annotated[list[Name], Field(min_length=1)]] = Field(default_factory=dict)
+    groups: dict[Name, Values[Name]] = Field(default_factory=dict)
     """Tasks of one kind, by a name of theirs. Where groups are named, each task is in one, and a
     macro mean stands beside the mean over tasks: the mean over the groups of the mean over each
     one's tasks, as BLURB's score."""
@@ -104,27 +104,23 @@ class Suite(Section):
 
     def _group_mistakes(self) -> Iterator[Mistake]:
         seen: dict[str, str] = {}  # task -> group
-        for group, tasks in self.groups.items():
-            for task in tasks:
-                if task not in self.tasks:
-                    known = ", ".join(self.tasks)
-                    yield Mistake(
-                        f"groups.{group}", f"there is no task {task!r}. There is: {known}"
-                    )
-                elif task in seen:
-                    what = f"task {task!r} is in group {seen[task]!r} as well: keep it in one"
-                    yield Mistake(f"groups.{group}", what)
-                seen[task] = group
+        for group, task in ((group, task) for group, of in self.groups.items() for task in of):
+            if task not in self.tasks:
+                known = f"there is no task {task!r}. There is: {', '.join(self.tasks)}"
+                yield Mistake(f"groups.{group}", known)
+            elif seen.setdefault(task, group) != group:
+                what = f"task {task!r} is in group {seen[task]!r} as well: keep it in one"
+                yield Mistake(f"groups.{group}", what)
         for task in self.tasks if self.groups else ():
             if task not in seen:
                 yield Mistake("groups", f"no group has task {task!r}: put it into one")
 
     def weights(self) -> dict[str, dict[str, float]]:
-        """What each task counts in the `mean` and, where there are groups, in the `macro` mean."""
+        """What each task counts in the `mean` and, where there are groups, in the `macro mean`."""
         found = {"mean": dict.fromkeys(self.tasks, 1 / len(self.tasks))}
         if self.groups:
             groups = self.groups.values()
-            found["macro"] = {one: 1 / (len(groups) * len(of)) for of in groups for one in of}
+            found["macro mean"] = {one: 1 / (len(groups) * len(of)) for of in groups for one in of}
         return found
 
     def recipe(self, task: str, checkpoint: str, model: str, **training: Any) -> Recipe:
@@ -179,20 +175,18 @@ def load_suite(reference: str, overrides: Sequence[str] = ()) -> Suite:
     return validate(Suite, text.values, text.places)
 
 
-def _leave_out(data: dict[Any, Any], tasks: Collection[str]) -> None:
+def _leave_out(values: dict[Any, Any], gone: Collection[str]) -> None:
     """Take tasks out of a suite: their settings, their place in a group, and groups of no other
     tasks. What has another form is left, and refused."""
     for name in ("tasks", "task_training"):
-        for task in tasks if isinstance(data.get(name), dict) else ():
-            data[name].pop(task, None)
-    groups = data["groups"] if isinstance(data.get("groups"), dict) else {}
-    for name, group in list(groups.items()):
-        if isinstance(group, list) and not set(tasks).isdisjoint(group):
-            for number in reversed(range(len(group))):
-                if group[number] in tasks:
-                    del group[number]
-            if not group:
-                del groups[name]
+        if isinstance(of := values.get(name), dict):
+            values[name] = {task: one for task, one in of.items() if task not in gone}
+    if isinstance(groups := values.get("groups"), dict):
+        left = {
+            name: [task for task in of if task not in gone] if isinstance(of, list) else of
+            for name, of in groups.items()
+        }
+        values["groups"] = {name: of for name, of in left.items() if of != [] or of == groups[name]}
 
 
 def checkpoints_of(given: Sequence[str]) -> dict[str, str]:

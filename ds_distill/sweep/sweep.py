@@ -39,8 +39,9 @@ from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.training import Training
 from ds_distill.records import read_object, read_results
+from ds_distill.reporting.results import task_metric_of
 from ds_distill.run.folder import SWEEP, RunFolder, changes
-from ds_distill.sweep.found import Draws, drawn, metric_class, run_result
+from ds_distill.sweep.found import Draws, drawn, run_result
 from ds_distill.sweep.runs import SweepRun, Variant
 
 WEIGHTS = ("models", "cache", "checkpoints", "student", "data")
@@ -56,40 +57,28 @@ class Shared:
     folder: RunFolder
 
     @property
-    def is_done(self) -> bool:
-        """Whether the phases are done, or no run needs them any more."""
-        names = self.runs[0].recipe.phase_names()
-        done = self.folder.record(self.phases - 1, names[self.phases - 1]).is_file()
-        return done or all(run.folder.holds_run() for run in self.runs)
+    def names(self) -> list[str]:
+        return self.runs[0].recipe.phase_names()[: self.phases]
 
     @property
-    def name(self) -> str:
-        return f"shared,{self.folder.path.name}"
+    def is_done(self) -> bool:
+        """Whether the phases are done, or no run needs them any more."""
+        done = self.folder.record(self.phases - 1, self.names[-1]).is_file()
+        return done or all(run.folder.holds_run() for run in self.runs)
 
     def child(self, ranks: int | None) -> Child:
-        first = self.runs[0]
-        last = first.recipe.phase_names()[self.phases - 1]
-        return _child(self.name, first, self.folder, ranks, "--until", last)
+        name = f"shared,{self.folder.path.name}"
+        return _child(name, self.runs[0], self.folder, ranks, "--until", self.names[-1])
 
 
 class Sweep:
     def __init__(self, folder: Path, runs: list[SweepRun]) -> None:
         """folder: one that `check_folder` lets pass.
 
-        Raises UserError for runs of the same name or the same recipe, and for a folder that holds
-        another sweep."""
+        Raises UserError for runs of the same recipe, which would count as two, and for a folder
+        that holds another sweep."""
         self.path, self.runs = folder, runs
-        names = [run.variant.name for run in runs]
-        if len(set(names)) < len(names):
-            raise UserError("two runs would have the same folder. Write values of one key alike.")
-        self.shared = self._shared()
         self._recipes = {run.variant.name: run.recipe.as_written() for run in runs}
-        self._refuse_copies()
-        if (file := folder / SWEEP).is_file():
-            self._refuse_other(read_object(file, "Give another --folder.")["runs"], file)
-
-    def _refuse_copies(self) -> None:
-        """Raises UserError for runs that are the same: they would count as two."""
         seen: dict[str, str] = {}
         for name, recipe in self._recipes.items():
             first = seen.setdefault(json.dumps(recipe, sort_keys=True), name)
@@ -98,16 +87,16 @@ class Sweep:
                     f"{first} and {name} are the same run. Give each value once, and each key by "
                     "one name."
                 )
-
-    def _shared(self) -> list[Shared]:
         alike: dict[str, list[SweepRun]] = {}
-        for run in self.runs:
+        for run in runs:
             alike.setdefault(around_phases(run.recipe), []).append(run)
-        return [
-            Shared(runs, count, RunFolder(self.path / "shared" / runs[0].variant.name))
+        self.shared = [
+            Shared(runs, count, RunFolder(folder / "shared" / runs[0].variant.name))
             for runs in alike.values()
             if len(runs) > 1 and (count := shared_phases([run.recipe for run in runs]))
         ]
+        if (file := folder / SWEEP).is_file():
+            self._refuse_other(read_object(file, "Give another --folder.")["runs"], file)
 
     def _refuse_other(self, began: dict[str, Any], file: Path) -> None:
         """Raises UserError where the sweep began with other runs, or with recipes whose results
@@ -150,8 +139,7 @@ class Sweep:
         lines = [f"{len(self.runs)} runs" + (f", {done} of them done before" if done else "")]
         alike: dict[str, list[int]] = {}  # by the phases: how many runs share them, of each group
         for shared in self.shared:
-            names = ", ".join(shared.runs[0].recipe.phase_names()[: shared.phases])
-            alike.setdefault(names, []).append(len(shared.runs))
+            alike.setdefault(", ".join(shared.names), []).append(len(shared.runs))
         for names, runs in alike.items():
             once = "once" if len(runs) == 1 else f"once in each of {len(runs)} groups"
             lines.append(f"{sum(runs)} of them share, and run {once}: {names}")
@@ -162,18 +150,19 @@ class Sweep:
 
         keep: the weights of models, and caches.
         """
-        once = [one for one in self.shared if not one.is_done]
-        failed = self._run([one.child(pool.ranks) for one in once], pool, say)
+        ranks = pool.ranks
+        once = [one.child(ranks) for one in self.shared if not one.is_done]
+        failed = self._run(once, pool, say, lambda name: "done")
         lost = set[str]()
         for shared in self.shared:
             for run in shared.runs:
-                if shared.name in failed:
+                if shared.child(ranks).name in failed:
                     lost.add(run.variant.name)
                 elif not run.folder.holds_run():
                     begin_from(shared.folder.path, run.folder.path, run.recipe)
-        left = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
-        children = [_child(run.variant.name, run, run.folder, pool.ranks) for run in left]
-        failed += self._run(children, pool, say, self._end_of(keep))
+        left = {run.variant.name: run for run in self.runs if not run.is_done}
+        children = [_child(n, run, run.folder, ranks) for n, run in left.items() if n not in lost]
+        failed += self._run(children, pool, say, lambda name: _ended(left[name], keep))
         if not keep and not failed:
             shutil.rmtree(self.path / "shared", ignore_errors=True)
         return failed
@@ -183,8 +172,10 @@ class Sweep:
         children: list[Child],
         pool: Pool,
         say: Callable[[str], None],
-        ended: Callable[[str], str] = lambda name: "done",
+        ended: Callable[[str], str],
     ) -> list[str]:
+        """ended: called with the name of each that has ended well; says what it found."""
+
         def waiting(running: list[Child]) -> None:
             for child in running:
                 say(f"  {child.name}: {last_phase(child.log) or 'starts'}")
@@ -204,24 +195,6 @@ class Sweep:
                 say(text + (f" (about {duration(left)} left)" if left else ""))
         return failed
 
-    def _end_of(self, keep: bool) -> Callable[[str], str]:
-        """What is done, and said, when a run has ended well."""
-        runs = {run.variant.name: run for run in self.runs}
-
-        def end(name: str) -> str:
-            folder = runs[name].folder
-            if not keep:
-                for one in WEIGHTS:
-                    shutil.rmtree(folder.path / one, ignore_errors=True)
-            found = run_result(read_results(folder.results))
-            if found["student"] is None:
-                return "done"
-            score = found["models"][found["student"]]["score"]
-            metric = metric_class(found)
-            return f"{found['student']} {metric.title} {metric.shown_as(score)}"
-
-        return end
-
     def ended(self) -> dict[Variant, dict[str, Any]]:
         """`run_result` of each run that has ended."""
         return {
@@ -239,6 +212,17 @@ class Sweep:
     def missing(self) -> list[str]:
         """Names of the runs that have not ended."""
         return [run.variant.name for run in self.runs if not run.is_done]
+
+
+def _ended(run: SweepRun, keep: bool) -> str:
+    """What is said, and cleared away unless it is kept, when a run has ended well."""
+    for one in () if keep else WEIGHTS:
+        shutil.rmtree(run.folder.path / one, ignore_errors=True)
+    found = run_result(read_results(run.folder.results))
+    if found["student"] is None:
+        return "done"
+    score, metric = found["models"][found["student"]]["score"], task_metric_of(found)
+    return f"{found['student']} {metric.title} {metric.shown_as(score)}"
 
 
 def _child(name: str, run: SweepRun, folder: RunFolder, ranks: int | None, *options: str) -> Child:

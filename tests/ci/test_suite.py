@@ -57,16 +57,16 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
     found = json.loads((folder / "results.json").read_text())
     assert len(found["missing"]) == 2 and all("checkpoint=broken" in m for m in found["missing"])
     [task] = found["tasks"].values()
-    [(name, toy)] = task["checkpoints"].items()
+    grid, [toy] = task["grids"]["toy"], task["settings"]
     # A rate of 1e-6 learns nothing: the examples that choose say so, too.
-    slow, fast = toy["settings"]
-    assert name == "toy" and toy["chosen"] == 1
+    slow, fast = grid["settings"]
+    assert toy["setting"][0] == "checkpoint=toy" and grid["chosen"] == 1
     assert fast["choosing"]["mean"] > slow["choosing"]["mean"] + 0.2
     run_of = folder / "runs" / "task=kinds,checkpoint=toy,learning_rate=0.01,batch_size=16,seed=1"
     results = json.loads((run_of / "results.json").read_text())
     judged = results["phases"][-1]["models"]["student"]
     assert toy["score"]["values"] == [judged["accuracy"]] and judged["accuracy"] > 0.6
-    assert task["majority"] == results["phases"][-1]["baseline"]["accuracy"]
+    assert toy["majority"] == [results["phases"][-1]["baseline"]["accuracy"]]
     assert not (run_of / "models").exists() and (run_of / "predictions").is_dir()
     page = (folder / "report.html").read_text()
     assert "Not finished, and not counted" in page and "Everything else." in page

@@ -18,7 +18,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import mean_interval
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.tasks import metric_of
-from ds_distill.sweep.found import Drawn, suite_results
+from ds_distill.sweep.found import Drawn, of_checkpoint, suite_results
 from ds_distill.sweep.runs import Variant
 from ds_distill.sweep.suite import (
     Suite,
@@ -29,7 +29,6 @@ from ds_distill.sweep.suite import (
 )
 from ds_distill.sweep.sweep import check_runs
 from ds_distill.sweep.tables import suite_tables
-from ds_distill.tables import Table
 
 TWO = {"first": "a/first", "second": "b/second"}
 
@@ -171,7 +170,7 @@ def ended(runs: list[Variant], score: Any, choosing: Any) -> dict[Any, dict[str,
     return {
         run: {
             "student": "student",
-            "metric": {"name": metric[task_of(run)], "over": "classes", "settings": {}},
+            **{"over": "classes", "metric": metric[task_of(run)], "metric_settings": {}},
             "split": "test",
             "models": {"student": {"role": "control", "score": score(run)}},
             "majority": 0.3,
@@ -211,20 +210,21 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
         of = scores[task_of(run), str(run.seed)]
         return of if checkpoint_of(run) == "first" else of / 2
 
-    assert suite.weights()["macro"] == {"one": 0.25, "three": 0.25, "two": 0.5}
+    assert suite.weights()["macro mean"] == {"one": 0.25, "three": 0.25, "two": 0.5}
     found = found_of(suite, ended(runs, score, score))
     first, second = (found["checkpoints"][name] for name in ("first", "second"))
-    assert first["mean"]["values"] == pytest.approx([1.7 / 3, 1.6 / 3])
-    assert first["macro"]["mean"]["values"] == pytest.approx([(0.4 + 0.9) / 2, (0.45 + 0.7) / 2])
-    assert second["macro"]["retention"] == pytest.approx(0.5)
-    assert second["macro"]["to_reference"]["values"] == pytest.approx([-0.325, -0.2875])
-    scored, apart, _ = map(Table.text, suite_tables(found))
-    assert "macro mean" in scored and "55.0%" in scored
-    assert "61.2%" in scored or "61.3%" in scored
-    assert "macro mean" in apart and "-30.6" in apart
+    assert first["mean"]["score"]["values"] == pytest.approx([1.7 / 3, 1.6 / 3])
+    macro = [(0.4 + 0.9) / 2, (0.45 + 0.7) / 2]
+    assert first["macro mean"]["score"]["values"] == pytest.approx(macro)
+    assert second["macro mean"]["retention"] == pytest.approx(0.5)
+    assert second["macro mean"]["to_reference"]["values"] == pytest.approx([-0.325, -0.2875])
+    scored, *_ = suite_tables(found)
+    [[_, *ours], [_, *theirs]] = ([str(cell).split(" ")[0] for cell in row] for row in scored.rows)
+    assert ours == ["30.0%", "80.0%", "55.0%", "55.0%", "100.0%", "", "61.3%", "100.0%", ""]
+    assert theirs[3:] == ["27.5%", "50.0%", "-27.5", "30.6%", "50.0%", "-30.6"]
     plain = found_of(suite.model_copy(update={"groups": {}}), ended(runs, score, score))
-    assert "macro" not in plain["checkpoints"]["first"]
-    assert "macro mean" not in next(iter(suite_tables(plain))).text()
+    assert "macro mean" not in plain["checkpoints"]["first"]
+    assert "macro mean" not in suite_tables(plain)[0].heads
 
 
 @given(data=st.data())
@@ -246,21 +246,23 @@ def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) ->
         means = {s: sum(chooses[r] for r in each) for s, each in of_settings.items()}
         best = max(means, key=means.__getitem__)
         values = [scores[run] for run in of_settings[best]]
-        of = found["tasks"][task]["checkpoints"][name]
-        assert tuple(of["settings"][of["chosen"]]["setting"]) == best[2:]
+        of = of_checkpoint(found["tasks"][task], name)
+        assert of is not None and tuple(of["setting"]) == best[1:]
         assert of["score"]["values"] == values
         assert of["score"]["interval"] == mean_interval(values)
         by_seed[name].append(values)
         reference = by_seed["second"][len(by_seed[name]) - 1]
-        assert of["retention"] == pytest.approx(sum(values) / sum(reference))
         if name == "first":
             apart = [a - b for a, b in zip(values, reference, strict=True)]
-            assert of["to_reference"]["values"] == pytest.approx(apart)
-            assert of["to_reference"]["interval"] == pytest.approx(mean_interval(apart))
+            assert of["to_first"]["values"] == pytest.approx(apart)
+            assert of["to_first"]["interval"] == pytest.approx(mean_interval(apart))
+    of_all = {name: statistics.fmean(map(statistics.fmean, of)) for name, of in by_seed.items()}
     for name, tasks in by_seed.items():
         of_seeds = [statistics.fmean(of_seed) for of_seed in zip(*tasks, strict=True)]
-        assert found["checkpoints"][name]["mean"]["values"] == pytest.approx(of_seeds)
-        assert found["checkpoints"][name]["macro"]["mean"]["values"] == pytest.approx(of_seeds)
+        means = found["checkpoints"][name]
+        assert means["mean"]["score"]["values"] == pytest.approx(of_seeds)
+        assert means["macro mean"]["score"]["values"] == pytest.approx(of_seeds)
+        assert means["mean"]["retention"] == pytest.approx(of_all[name] / of_all["second"])
 
 
 def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -> None:
@@ -289,19 +291,20 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
             if task_of(run) == task:
                 drawn[checkpoint_of(run)].append(draws[run].scores)
         drawn["apart"] = [a - b for a, b in zip(drawn["second"], drawn["first"], strict=True)]
-        rows = {name: of["checkpoints"][name]["score"] for name in ("first", "second")}
-        rows["apart"] = of["checkpoints"]["second"]["to_reference"]
+        first, second = (of_checkpoint(of, name) for name in ("first", "second"))
+        assert first is not None and second is not None
+        rows = {"first": first["score"], "second": second["score"], "apart": second["to_first"]}
         for name, row in rows.items():
             variance = float(np.cov(*drawn[name])[0, 1])
             assert row["over"] == ["seeds", "examples"]
             assert row["variance_of_examples"] == pytest.approx(variance)
             assert row["interval"] == pytest.approx(mean_interval(row["values"], variance))
             added[name].append(variance)
-    mean = found["checkpoints"]["second"]
-    assert mean["mean"]["variance_of_examples"] == pytest.approx(sum(added["second"]) / 4)
+    mean = found["checkpoints"]["second"]["mean"]
+    assert mean["score"]["variance_of_examples"] == pytest.approx(sum(added["second"]) / 4)
     assert mean["to_reference"]["variance_of_examples"] == pytest.approx(sum(added["apart"]) / 4)
     assert not any("too narrow" in table.text() for table in suite_tables(found))
-    assert "too narrow" in next(iter(suite_tables(found_of(suite, done)))).text()
+    assert "too narrow" in suite_tables(found_of(suite, done))[1].text()
 
 
 def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite: Suite) -> None:
@@ -310,13 +313,13 @@ def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite
     for run in runs:
         done[run]["learnt"] = (task_of(run), checkpoint_of(run)) != ("one", "second")
     found = found_of(suite, done)
-    said = "no better than the baseline beyond chance: second on one."
-    assert said in next(iter(suite_tables(found))).text()
-    assert found["checkpoints"]["second"]["mean"] is not None
+    said = "no better than the baseline beyond chance: checkpoint=second, "
+    assert [said in table.text() for table in suite_tables(found)] == [False, True, False]
+    assert found["checkpoints"]["second"]["mean"]["score"] is not None
     for run in runs:
-        if task_of(run) == "two":  # ECE is a share, of which less is better
-            done[run]["metric"] = {"name": "ece", "over": "classes", "settings": {}}
-    assert found_of(suite, done)["checkpoints"]["second"]["mean"] is None
+        if task_of(run) == "two":
+            done[run]["metric"] = "ece"  # a share, of which less is better
+    assert found_of(suite, done)["checkpoints"]["second"]["mean"]["score"] is None
 
 
 def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
@@ -332,21 +335,21 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
         return 0.9 if fast else 0.6 + 0.01 * float(run.seed or 0)
 
     found = found_of(suite, ended(runs, score, lambda run: score(run) or 0.0))
-    one, two = found["tasks"]["one"]["checkpoints"], found["tasks"]["two"]["checkpoints"]
-    assert one["first"]["score"]["values"] == pytest.approx([0.61, 0.62])
-    assert one["second"]["score"]["values"] == [0.9, 0.9]
-    assert list(two) == ["first"]
-    assert found["checkpoints"]["second"]["mean"] is None
-    scores, apart, chosen = map(Table.text, suite_tables(found))
-    [second] = [line for line in scores.splitlines() if line.startswith("second")]
-    assert "90.0% (not known: every resample gives the same)" in second
-    assert second.split()[-3:] == ["-", "-", "-"]
-    assert "first" in scores and "66.7%" not in second
-    assert "+28.5 (+22.1 to +34.9)*" in apart
-    assert "learning_rate=1e-06, batch_size=16" in chosen
+    one, two = (found["tasks"][task] for task in ("one", "two"))
+    first, second = (of_checkpoint(one, name) for name in TWO)
+    assert first is not None and first["score"]["values"] == pytest.approx([0.61, 0.62])
+    assert second is not None and second["score"]["values"] == [0.9, 0.9]
+    assert of_checkpoint(two, "first") and not of_checkpoint(two, "second")
+    assert found["checkpoints"]["second"]["mean"]["score"] is None
+    scores, of_one, of_two = suite_tables(found)
+    same = "90.0% (not known: every resample gives the same)"
+    assert scores.rows[1] == ["second", same, "-", "-", "-", ""]
+    assert of_one.rows[0][0] == "checkpoint=first, learning_rate=1e-06, batch_size=16"
+    assert str(of_one.rows[1][-1]) == "+28.5 (+22.1 to +34.9)*"
+    assert len(of_two.rows) == 1 and "Chosen" not in of_two.text()
     nothing = found_of(suite, {})
-    assert nothing["checkpoints"]["first"]["mean"] is None
-    assert "first" in next(iter(suite_tables(nothing))).text()
+    assert nothing["checkpoints"]["first"]["mean"]["score"] is None
+    assert suite_tables(nothing)[0].rows[0] == ["first", "-", "-", ""]
 
 
 # ------------------------------------------------------------------------------------- files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.process.machine import visible_gpus
 from ds_distill.recipe import load_recipe
-from ds_distill.reporting.page import Figures, page
+from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.found import drawn, run_result, summary
 from ds_distill.sweep.runs import Variant, check_folder, runs_of, split, variants
@@ -39,31 +38,27 @@ from ds_distill.sweep.sweep import (
     launches_at_once,
     shared_phases,
 )
-from ds_distill.sweep.tables import scores_figure, sweep_table
+from ds_distill.sweep.tables import sweep_table
 
-VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)
+VALUE = st.text(alphabet="abc019.+", min_size=1, max_size=5)
 KEYS = st.sampled_from(["seed", "a.rate", "b.rate", "c"])
 
 
 # ---------------------------------------------------------------------------------- settings
 
 
-@given(st.lists(VALUE, min_size=1, max_size=5))
-@settings(max_examples=15)
-def test_values_are_split_at_commas_outside_of_brackets_and_quotes(values):
-    assert split(",".join(values)) == values
-    for left, right in ("[]", "{}", "()", '""', "''"):
-        whole = f"{left}{','.join(values)}{right}"
-        assert split(f"a,{whole},b") == ["a", whole, "b"]
-
-
-def test_quotes_and_brackets_hold_a_value_together_where_they_stand_around_it():
-    assert split("it's,b's") == ["it's", "b's"]
-    assert split("{a: 'x,y', b: [\"z,\"]},'it''s, too'") == [
-        "{a: 'x,y', b: [\"z,\"]}",
-        "'it''s, too'",
-    ]
-    assert variants(["name=it's a :)"])[0] == ["name=it's a :)"]
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-5, 2e-5", ["1e-5", "2e-5"]),
+        ("it's,b's", ["it's", "b's"]),
+        ("[average,gate],[gate]", ["[average,gate]", "[gate]"]),
+        ("{a: 'x,y', b: [\"z,\"]},'it''s, too'", ["{a: 'x,y', b: [\"z,\"]}", "'it''s, too'"]),
+        ("it's a :)", ["it's a :)"]),
+    ],
+)
+def test_values_are_split_at_commas_outside_of_brackets_and_quotes(text, values):
+    assert split(text) == values
 
 
 @given(st.dictionaries(KEYS, st.lists(VALUE, min_size=1, max_size=3, unique=True), min_size=1))
@@ -225,9 +220,6 @@ def of_two_students(*shipped: tuple[str, str]) -> dict[Variant, Any]:
     }
 
 
-LEVEL = {"1": [0.7, 0.704], "2": [0.701, 0.697]}
-
-
 def of_settings() -> dict[Variant, Any]:
     return runs({"1": [0.7, 0.72], "2": [0.8, 0.82]}, {"1": 0.75, "2": 0.74})
 
@@ -285,17 +277,6 @@ def test_scores_and_differences_are_over_the_seeds_that_both_have():
     assert mean_interval([1.0]) is None
 
 
-def drawn_in(found: dict[str, Any]) -> tuple[list[str], list[tuple[float, float]], list[float]]:
-    """The texts of a figure, where its dots are, and how far to the right everything is."""
-    svg = scores_figure(found).file()
-    texts = re.findall(r"<text[^>]*>([^<]*)<", svg)
-    dots = [(float(x), float(y)) for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg)]
-    ends = [float(x) for x in re.findall(r'(?:x1|cx)="([-\d.]+)"', svg)]
-    for points in re.findall(r'points="([^"]*)"', svg):
-        ends += [float(point.partition(",")[0]) for point in points.split()]
-    return texts, dots, ends
-
-
 def test_every_student_of_a_setting_is_shown():
     """The shipped one alone was, and in VE-KD's figures that was the baseline, on which no setting
     had an effect."""
@@ -311,35 +292,16 @@ def test_every_student_of_a_setting_is_shown():
     rows = sweep_table(found).rows
     assert [tuple(row[:2]) for row in rows] == names
     assert [str(row[-1]).split(" ")[0] for row in rows] == ["", "", "+10.0", "+0.0"]
-    shown, dots, _ = drawn_in(found)
-    assert shown[:-1] == [", ".join(name) for name in names]
-    assert len(dots) == 8 and sorted({height for _, height in dots}) == [22.5, 52.5, 82.5, 112.5]
-    assert [x for x, height in dots if height == 52.5] == [x for x, h in dots if h == 112.5]
     first, second = summary(of_two_students(("grown", "grown"), ("same", "grown")))["settings"]
     assert {*first["others"]} == {"same"} and {*second["others"]} == {"grown", "same"}
     assert second["score"]["values"] == pytest.approx([0.6, 0.9])
     assert second["others"]["grown"]["to_first"]["values"] == pytest.approx([0.1, 0.1])
 
 
-def test_a_figure_of_level_settings_has_ten_points_and_all_of_them_within():
-    """An axis of .7 points made level settings look far apart, and dots lay on the frame."""
-    found = summary(runs(LEVEL, {"1": 0.75, "2": 0.74}))
-    for majority in (0.699, 0.4):
-        for row in found["settings"]:
-            row["majority"]["mean"] = majority
-        _, dots, ends = drawn_in(found)
-        apart = max(x for x, _ in dots) - min(x for x, _ in dots)
-        assert apart <= 480 * 0.7 / 10 + 0.2, "0.7 of ten points or more"
-        assert len(ends) == 9 and min(ends) > 0 and max(ends) < 480
-
-
-def test_the_page_has_the_table_and_the_figure_in_it():
+def test_the_page_has_the_table_in_it():
     found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.822]}, {"1": 0.75, "2": 0.74}))
-    figures = Figures([scores_figure(found)])
-    text = page("A <sweep>", ["Four runs."], [sweep_table(found), figures]).html()
-    assert "A &lt;sweep&gt;" in text and "rate=2" in text
-    assert text.count("<svg") == 1 and text.count("<circle") == 4
-    assert '<td class="up">+10.1' in text
+    text = page("A <sweep>", ["Four runs."], [sweep_table(found)]).html()
+    assert "A &lt;sweep&gt;" in text and "rate=2" in text and '<td class="up">+10.1' in text
 
 
 def test_a_student_has_the_score_of_its_own_task_by_which_it_is_chosen():

@@ -19,7 +19,7 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.found import run_result, suite_results, summary
 from ds_distill.sweep.runs import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.sweep.tables import scores_figure, suite_tables, sweep_table
+from ds_distill.sweep.tables import suite_tables, sweep_table
 from ds_distill.tables import Table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")
@@ -118,9 +118,9 @@ def test_an_undefined_score_is_shown_as_one(
         file = RunFolder(folder).predictions(1, "evaluate")
         SavedPredictions([], np.arange(60), saved).write(file)
     [group] = side_by_side([tmp_path / "a", tmp_path / "b"])
-    shown = "\n".join(map(Table.text, side_tables([group])))
-    sentence = "b (one) is not told apart from a (one): undefined."
-    assert (sentence in shown) == (one is CONSTANT)
+    [table] = side_tables([group])
+    [[to_first]] = ([row[5] for row in table.rows if row[:2] == ["b", "one"]],)
+    assert (str(to_first) == "undefined") == (one is CONSTANT)
 
 
 def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
@@ -137,7 +137,6 @@ def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
     [line] = [line for line in text.splitlines() if line.startswith("rate=1 ")]
     assert line.count("undefined") == 4, "score, one of the seeds, choosing, to the first"
     assert "the mean label: undefined" not in text
-    assert scores_figure(found).file().count("undefined") == 0
     alone = summary({variant: each for variant, each in ended.items() if variant.seed == "2"})
     assert alone["chosen"] == 0
     nothing = {v: run_result(results_of({"one": ("student", CONSTANT)})) for v in ended}
@@ -147,7 +146,6 @@ def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
         "No setting is chosen: none has a Pearson on the examples that choose."
         in sweep_table(found).text()
     )
-    assert scores_figure(found).file().count("undefined") == 2
 
 
 def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
@@ -161,10 +159,10 @@ def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
             ended[variant] = run_result(results_of({"one": ("student", one)}))
     for reference in ("good", "bad"):
         found = suite_results([*ended], ended, reference, {"mean": {"numbers": 1.0}})
-        tables = {table.title: table.text() for table in suite_tables(found)}
-        [line] = [line for line in tables["Scores"].splitlines() if line.startswith("bad ")]
-        assert line.split() == ["bad", "undefined", "-", "-"]
-        assert "\nthe baseline  undefined" in tables["Scores"]
-        chosen = tables["Settings that were chosen"]
-        assert "rate=1e-5" in chosen and "numbers, bad: rate=1e-5; rate=1." in chosen
-        assert "numbers, good: rate=1." in chosen
+        scores, task = suite_tables(found)
+        assert scores.rows[1] == ["bad", "undefined", "-", "-", ""]
+        assert [row[0] for row in task.rows] == [
+            f"checkpoint={name}, rate=1e-5" for name in ("good", "partly")
+        ]
+        assert "Undefined, and ranked last, bad: rate=1e-5; rate=1." in task.notes
+        assert "Undefined, and ranked last, good: rate=1." in task.notes

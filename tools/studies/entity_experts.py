@@ -106,7 +106,8 @@ def record_of(seed: int, folder: Path, average: Path) -> dict[str, Any]:
             }
             task = record["task"]
             other = evaluated[task]["models"][others["student"]]
-            [pair] = less[task]["pairs"]
+            ours = (folder.name, results["student"])
+            [pair] = [r["to_first"] for r in less[task]["rows"] if (r["run"], r["model"]) == ours]
             pairs[AVERAGE] = {key: pair[key] for key in ("difference", "interval")}
             found[task] = {
                 "examples": record["baseline"]["examples"],
