@@ -23,7 +23,7 @@ from toys import (
     make_tiny_bert,
     make_tiny_deberta,
     make_tiny_roberta,
-    toy_recipe_data,
+    recipe_of,
     toy_vocabulary,
     write_toy_task,
     write_toy_vocabs,
@@ -201,7 +201,7 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_settings(toy_task: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
     """The toy recipe as data: two experts, two students, seconds on one core. Copy, then change."""
-    return toy_recipe_data(toy_task, tiny_models["toy"])
+    return recipe_of("toy", task=toy_task, toy=tiny_models["toy"])
 
 
 @pytest.fixture
@@ -226,26 +226,7 @@ def masked_lm_settings(
     for split, size in {"train": 240, "validation": 40, "test": 60}.items():
         lines = [" ".join([draw.choice(words)] * draw.randint(5, 12)) for _ in range(size)]
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    return {
-        "name": "toy-masked-lm",
-        "description": "A masked-LM teacher and half of its layers.",
-        "task": {
-            "type": "masked-lm",
-            "data": {"path": str(folder)},
-            "max_length": 32,
-            "masking": {"rate": 0.2, "seed": 1},
-        },
-        "teachers": {"bert": {"model": str(tiny_models["toy"])}},
-        "student": {"model": str(tiny_models["toy"]), "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 4, "dropout": 0.0},
-        "phases": [
-            {"fine-tune": {"models": "bert"}},
-            {"distil": {"losses": {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}}},
-            {"evaluate": {"split": "test"}},
-        ],
-        "logging": {"every": 1},
-        "deepspeed": "zero1_fp32",
-    }
+    return recipe_of("toy-masked-lm", texts=folder, toy=tiny_models["toy"])
 
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -1,9 +1,8 @@
 """Counts what tests do, in their process and in all that it starts, as lines of one log.
 
 A line is `#kind` for one of what is counted, `@kind name` for a part of ds_distill that was used,
-`=tier<TAB>name` where what follows belongs to another file or fixture, `+seconds` before that: the
-processor seconds since the last such line. Each is written at once: processes under test are
-killed. tests/budget.py reads the log.
+`=tier<TAB>name` where what follows belongs to another file or fixture. Each is written at once:
+processes under test are killed. tests/budget.py reads the log.
 
 Children are reached by a sitecustomize.py on the PYTHONPATH that subprocess.Popen gives them, and
 forks as they are. A start is one of Python: other programs, such as uname, are started by whichever
@@ -15,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -61,7 +59,6 @@ hypothesis takes constants."""
 _log = ""
 _open, _write, _close = os.open, os.write, os.close  # tests replace some
 _now = "\tcollection"
-_spent = 0.0
 _own = ""
 
 
@@ -181,12 +178,10 @@ def _with_environment(function: Any) -> Any:
 
 def switch(now: str) -> str:
     """What is counted from here on belongs to `now`. Returns what was before."""
-    global _now, _spent
-    before = _now
+    global _now
+    before, _now = _now, now
     if _log and now != before:
-        spent, _now = _processor_seconds(), now
-        note(f"+{max(0.0, spent - _spent):.3f}\n={now}")
-        _spent = spent
+        note(f"={now}")
     return before
 
 
@@ -198,15 +193,3 @@ def aside(name: str) -> Iterator[None]:
         yield
     finally:
         switch(before)
-
-
-def _processor_seconds() -> float:
-    """Of this process and all below it."""
-    import psutil
-
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    spent = sum(each.ru_utime + each.ru_stime for each in used)
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            spent += sum(child.cpu_times()[:4])  # its own, and of what it waited for
-    return spent

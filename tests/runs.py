@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import psutil
@@ -264,16 +263,6 @@ def evaluation(folder: Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------- one rank and two
 
 
-RECIPES = Path(__file__).parent / "ci" / "recipes.yaml"
-
-
-def recipe_of(name: str, **places: str | Path) -> dict[str, Any]:
-    """Of RECIPES. places: what stands there behind a $."""
-    text = Template(RECIPES.read_text(encoding="utf-8")).safe_substitute(places)
-    recipes = yaml.safe_load(text)
-    return copy.deepcopy({"name": name, **recipes["default"], **recipes[name]})
-
-
 def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     """The folder of a run of a recipe in this process."""
     recipe = root / "recipe.yaml"
@@ -285,7 +274,6 @@ def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
 RANKS = """
 import os, sys
 from pathlib import Path
-from string import Template
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.evaluation import bootstrap

@@ -3,11 +3,15 @@ imports that may get another folder's."""
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
 from pathlib import Path
+from string import Template
 from typing import Any
+
+import yaml
 
 TOY_LABELS = ["animal", "food", "weather"]
 TOY_WORDS = {
@@ -199,44 +203,14 @@ def write_toy_task(folder: Path, sizes: dict[str, int] = TOY_SIZES) -> Path:
     return folder
 
 
-def toy_recipe_data(task: Path, model: Path) -> dict[str, Any]:
-    return {
-        "name": "toy",
-        "description": "Two experts and two students of a toy task.",
-        "task": {"data": {"path": str(task)}, "max_length": 32},
-        "teachers": {"first": {"model": str(model)}, "second": {"model": str(model)}},
-        "student": {"model": str(model), "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 6},
-        "phases": [
-            {
-                "fine-tune": {
-                    "name": "teach-first",
-                    "models": "first",
-                    "focus": {"classes": ["animal", "food"], "share_of_others": 0.1},
-                }
-            },
-            {
-                "fine-tune": {
-                    "name": "teach-second",
-                    "models": "second",
-                    "focus": {"classes": ["weather", "food"], "share_of_others": 0.1},
-                }
-            },
-            {"expertise": {"split": "validation"}},
-            {"cache": {"splits": "transfer"}},
-            {
-                "distil": {
-                    "split": "transfer",
-                    "teachers": "cached",
-                    "routing": ["average", "expertise"],
-                    "losses": {"kl": {"temperature": 2.0}},
-                }
-            },
-            {"evaluate": {"split": "test"}},
-        ],
-        "logging": {"every": 5},
-        "deepspeed": "zero1_fp32",
-    }
+def recipe_of(name: str, **places: str | Path) -> dict[str, Any]:
+    """Of ci/recipes.yaml. places: what stands there behind a $."""
+    text = Path(__file__).with_name("ci").joinpath("recipes.yaml").read_text(encoding="utf-8")
+    recipes = yaml.safe_load(Template(text).safe_substitute(places))
+    return copy.deepcopy(
+        {"name": name, **recipes[name]}
+        | {key: of for key, of in recipes["default"].items() if key not in recipes[name]}
+    )
 
 
 TOY_TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import losses, recipe_of, results, run_here
-from toys import TOY_FILLERS, TOY_WORDS, break_word
+from runs import losses, results, run_here
+from toys import TOY_FILLERS, TOY_WORDS, break_word, recipe_of
 from transformers import AutoModelForTokenClassification
 
 from ds_distill.check.check import check_all

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from runs import curves, evaluation, recipe_of, run_here
+from runs import curves, evaluation, run_here
 from safetensors.torch import load_file
-from toys import TOY_FILLERS, toy_vocabulary
+from toys import TOY_FILLERS, recipe_of, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe

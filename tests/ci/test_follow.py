@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import evaluation, losses, recipe_of, run_here
+from runs import evaluation, losses, run_here
+from toys import recipe_of
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.check import check_all

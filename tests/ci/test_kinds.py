@@ -12,9 +12,10 @@ import pytest
 import seqeval.metrics
 import torch
 import yaml
-from runs import evaluation, losses, recipe_of, results, run_here
+from runs import evaluation, losses, results, run_here
 from scipy import stats
 from sklearn.metrics import f1_score
+from toys import recipe_of
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from runs import losses, recipe_of, run_here
+from runs import losses, run_here
+from toys import recipe_of
 
 from ds_distill import run_recipe
 from ds_distill.cache.reader import CacheReader

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import losses, recipe_of
-from toys import make_toy_classifier
+from runs import losses
+from toys import make_toy_classifier, recipe_of
 
 from ds_distill.routing.multi_label import load_fitted
 

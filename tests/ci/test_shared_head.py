@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from runs import recipe_of, run_here
+from runs import run_here
 from safetensors.torch import load_file
+from toys import recipe_of
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import evaluation, recipe_of, run_here
+from runs import evaluation, run_here
+from toys import recipe_of
 from transformers import AutoModelForMaskedLM
 
 from ds_distill import load_recipe

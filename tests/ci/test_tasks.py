@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import recipe_of, results, run_here
+from runs import results, run_here
+from toys import recipe_of
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 

@@ -13,8 +13,8 @@ from ci.test_expand_vocabulary import settings as expanded  # noqa: F401
 from ci.test_follow import followed  # noqa: F401
 from ci.test_shared_head import TOGETHER, head
 from ci.test_students import narrow  # noqa: F401
-from runs import alone_and_on_two_ranks, check_same_losses, recipe_of, results
-from toys import TINY
+from runs import alone_and_on_two_ranks, check_same_losses, results
+from toys import TINY, recipe_of
 
 TRAININGS = {
     "token-classification": ["first", "second", "average", "gate", "live"],

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from runs import digests, evaluation, recipe_of, run_here
+from runs import digests, evaluation, run_here
 from safetensors.numpy import load_file
-from toys import TOY_FILLERS, TOY_TAGS, write_toy_words
+from toys import TOY_FILLERS, TOY_TAGS, recipe_of, write_toy_words
 from unit.test_predictions import opened_words, words_task, written
 
 from ds_distill import load_recipe

@@ -44,7 +44,7 @@ from targets import (
 from toys import (
     make_tiny_bert,
     make_toy_classifier,
-    toy_recipe_data,
+    recipe_of,
     toy_vocabulary,
     write_toy_task,
 )
@@ -65,7 +65,7 @@ ROWS = [{"text": f"the {word} runs", "label": word} for word in ("cat", "dog") *
 def targets(folder: Path) -> dict[str, Target]:
     """All that is fuzzed, in a folder of its own."""
     model = make_tiny_bert(folder / "bert", toy_vocabulary())
-    toy = toy_recipe_data(write_toy_task(folder / "toy"), model)
+    toy = recipe_of("toy", task=write_toy_task(folder / "toy"), toy=model)
     texts = {"type": "masked-lm", "data": {"path": str(folder / "toy")}, "max_length": 24}
     two = {key: value for key, value in toy.items() if key != "task"}
     two["tasks"] = {"topics": toy["task"], "texts": texts}
@@ -85,7 +85,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
     }
     lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    table = "".join(f"{row['text']},{row['label']}\n" for row in ROWS).encode()
+    in_json = {f"{split}.jsonl": lines for split in ("train", "validation", "test")}
+    in_json["labels.json"] = b'["cat", "dog"]'
+    table = b"text,label\n" + b"".join(f"{r['text']},{r['label']}\n".encode() for r in ROWS)
+    in_tables = {"train.csv": table, "test.tsv": table.replace(b",", b"\t")}
     classifier = make_toy_classifier(folder / "classifier")
     cache = folder / "cache"
     write_cache(cache, make_keys(12), TWO)
@@ -94,24 +97,8 @@ def targets(folder: Path) -> dict[str, Target]:
     return {
         "recipes": recipe_target(folder / "of-recipes", toy),
         "recipes of two tasks": recipe_target(folder / "of-two", two),
-        "data in JSON": data_target(
-            folder / "of-data",
-            small,
-            {
-                "train.jsonl": lines,
-                "validation.jsonl": lines,
-                "test.jsonl": lines,
-                "labels.json": b'["cat", "dog"]',
-            },
-        ),
-        "data in tables": data_target(
-            folder / "of-tables",
-            small,
-            {
-                "train.csv": b"text,label\n" + table,
-                "test.tsv": b"text\tlabel\n" + table.replace(b",", b"\t"),
-            },
-        ),
+        "data in JSON": data_target(folder / "of-data", small, in_json),
+        "data in tables": data_target(folder / "of-tables", small, in_tables),
         "models": model_target(folder / "of-models", classifier),
         "models in shards": sharded_model_target(folder / "of-shards", classifier),
         "texts to predict": texts_target(folder / "of-texts", classifier),

@@ -69,48 +69,55 @@ class Target:
         return place
 
 
+def target_of(
+    folder: Path,
+    content: dict[str, bytes],
+    use: Callable[[Path], object],
+    changes: dict[str, Change] = {},  # noqa: B006
+    **more: Any,
+) -> Target:
+    """A folder with these files. changes: by file, where it is not the one of its ending."""
+    for name, given in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(given)
+    each = {n: changes.get(n) or CHANGES.get(Path(n).suffix, damaged) for n in content}
+    return Target(folder, each, use, **more)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def recipe_target(folder: Path, settings: dict[str, Any]) -> Target:
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    return Target(
-        folder,
-        {"recipe.yaml": changed_yaml},
-        lambda place: check_all(load_recipe(place / "recipe.yaml")),
-    )
+    content = {"recipe.yaml": yaml.safe_dump(settings, sort_keys=False).encode()}
+    return target_of(folder, content, lambda place: check_all(load_recipe(place / "recipe.yaml")))
 
 
 def data_target(folder: Path, settings: dict[str, Any], content: dict[str, bytes]) -> Target:
     """Files of one data set, of a kind each."""
-    folder.mkdir()
-    for name, given in content.items():
-        (folder / name).write_bytes(given)
-    kinds = {".jsonl": changed_lines, ".json": changed_json}
-    changes = {name: kinds.get(Path(name).suffix, damaged) for name in content}
 
     def use(place: Path) -> None:
         task = {**settings["task"], "data": {"path": str(place)}}
         check_all(Recipe.model_validate({**settings, "task": task}))
 
-    return Target(folder, changes, use)
+    return target_of(folder, content, use)
 
 
 def model_target(folder: Path, model: Path) -> Target:
+    """Of its files those that may be changed, and the others beside them."""
     shutil.copytree(model, folder)
-    changes: dict[str, Change] = {
-        "config.json": changed_json,
-        "tokenizer_config.json": changed_json,
-        "tokenizer.json": changed_json,
-        "model.safetensors.index.json": changed_json,
-        "model-1.safetensors": lambda content, draw: damaged(content[:4000], draw) + content[4000:],
-        "model.safetensors": lambda content, draw: damaged(content[:4000], draw) + content[4000:],
-    }
+    names = ("config.json", "tokenizer_config.json", "tokenizer.json")
+    names += ("model.safetensors.index.json", "model-1.safetensors", "model.safetensors")
+    content = {name: of for name, of in files_of(model).items() if name in names}
+    weights = [name for name in content if name.endswith(".safetensors")]
 
     def use(place: Path) -> None:
         found = list(predict(place, ["the cat runs", "x " * 200]))
         json.dumps(found, allow_nan=False)
 
-    there = {name: change for name, change in changes.items() if (folder / name).is_file()}
-    return Target(folder, there, use, nodes=tuple(there))
+    changes: dict[str, Change] = dict.fromkeys(weights, damaged_header)
+    return target_of(folder, content, use, changes, nodes=tuple(content))
 
 
 def sharded_model_target(folder: Path, model: Path) -> Target:
@@ -126,64 +133,44 @@ def sharded_model_target(folder: Path, model: Path) -> Target:
 
 def texts_target(folder: Path, model: Path) -> Target:
     """Files that are predicted."""
-    folder.mkdir()
     rows = [{"text": f"the cat runs {number}", "id": number} for number in range(20)]
-    lines = "\n".join(map(json.dumps, rows)).encode()
-    (folder / "a.jsonl").write_bytes(lines)
-    (folder / "b.csv").write_text("text,id\n" + "".join(f"a {n},{n}\n" for n in range(20)))
-    (folder / "c.txt.gz").write_bytes(gzip.compress(b"the dog\n" * 20))
-    (folder / "d.parquet").write_bytes(parquet_of(rows))
-    changes: dict[str, Change] = {
-        "a.jsonl": changed_lines,
-        "b.csv": damaged,
-        "c.txt.gz": gzip_of_one_line,
-        "d.parquet": damaged,
+    parquet = io.BytesIO()
+    pa.parquet.write_table(pa.Table.from_pylist(rows), parquet)
+    content = {
+        "a.jsonl": "\n".join(map(json.dumps, rows)).encode(),
+        "b.csv": ("text,id\n" + "".join(f"a {n},{n}\n" for n in range(20))).encode(),
+        "c.txt.gz": gzip.compress(b"the dog\n" * 20),
+        "d.parquet": parquet.getvalue(),
     }
-    before = {name: (folder / name).read_bytes() for name in changes}
 
     def use(place: Path) -> None:
         """Reads what was changed; where nothing was, all."""
-        files = [place / name for name in changes]
-        changed = [f for f in files if not f.is_file() or f.read_bytes() != before[f.name]]
+        files = [place / name for name in content]
+        changed = [f for f in files if not f.is_file() or f.read_bytes() != content[f.name]]
         for file in changed or files:
             output = io.StringIO()
             predict_file(str(model), file, output, progress=lambda sentence: None)
             assert escaped(output.getvalue()) == output.getvalue()
 
-    return Target(folder, changes, use, nodes=tuple(changes))
-
-
-def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    pa.parquet.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue()
+    return target_of(folder, content, use, nodes=tuple(content))
 
 
 def cache_target(folder: Path, cache: Path) -> Target:
-    shutil.copytree(cache, folder)
-    changes: dict[str, Change] = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = str(file.relative_to(folder))
-        changes[name] = changed_json if file.suffix == ".json" else damaged
-
     def use(place: Path) -> None:
         reader = CacheReader(place)
         reader.verify()
         for teacher in reader.teachers:
             reader.read(teacher, torch.arange(4).numpy())
 
-    return Target(folder, changes, use)
+    return target_of(folder, files_of(cache), use)
 
 
 def run_target(folder: Path, run: Path) -> Target:
     """A run's folder that is to be continued."""
-    folder.mkdir()
-    shutil.copy(run / "recipe.yaml", folder)
     recipe = load_recipe(run / "recipe.yaml")
-    return Target(
-        folder,
-        {"recipe.yaml": changed_yaml},
-        lambda place: RunFolder(place).check_new_or_same(recipe, resume=True),
+    content = {"recipe.yaml": (run / "recipe.yaml").read_bytes()}
+    return target_of(
+        folder, content, lambda place: RunFolder(place).check_new_or_same(recipe, resume=True)
     )
 
 
@@ -195,11 +182,22 @@ def checkpoint_target(folder: Path) -> Target:
     Checkpoints(folder, world).save(engine, 1, asdict(Progress(1, {"a": 0.5}, 0, {"a": 1.0})))
 
     def resized(content: bytes, draw: random.Random) -> bytes:
-        header = damaged(content[:4000], draw)
-        return (header + content[4000:]).ljust(len(content))[: len(content)]
+        return damaged_header(content, draw).ljust(len(content))[: len(content)]
 
-    changes: dict[str, Change] = {}
-    for file in (folder / "step-00000001").iterdir():
-        change = changed_json if file.suffix == ".json" else resized
-        changes[str(file.relative_to(folder))] = change
-    return Target(folder, changes, lambda place: Checkpoints(place, world).load(engine, Progress))
+    content = files_of(folder)
+    changes: dict[str, Change] = {n: resized for n in content if not n.endswith(".json")}
+    use = lambda place: Checkpoints(place, world).load(engine, Progress)  # noqa: E731
+    return target_of(folder, content, use, changes)
+
+
+def damaged_header(content: bytes, draw: random.Random) -> bytes:
+    return damaged(content[:4000], draw) + content[4000:]
+
+
+CHANGES: dict[str, Change] = {
+    ".jsonl": changed_lines,
+    ".json": changed_json,
+    ".yaml": changed_yaml,
+    ".gz": gzip_of_one_line,
+}
+"""By a file's ending; of others bytes are changed."""

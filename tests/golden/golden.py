@@ -18,10 +18,11 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,85 +33,17 @@ HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 FILE = TREE / "tests" / "results" / "golden.json"
 SCENARIOS = (
-    "single-label",
-    "masked-lm",
-    "words",
-    "regression",
-    "questions",
-    "spans",
-    "shared-head",
-    "multi-label",
-    "groups",
+    *("single-label", "masked-lm", "words", "regression", "questions", "spans", "shared-head"),
+    *("multi-label", "groups"),
 )
 
 Numbers = dict[str, dict[str, Any]]
 """Kind -> name -> number, or a list of them."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Numbers that move alike from one machine to another."""
-
-    relative: float
-    """Allowed share of the number."""
-    absolute: float
-    """Allowed in any case."""
-    reason: str
-    patterns: tuple[str, ...] = ()
-    """Places in a run's reading; of the losses `numbers_of` knows the places."""
-
-
+KINDS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "kinds.yaml").read_text(encoding="utf-8"))
 FIRST = 10
 """Losses of each training that are kept beside its last ones."""
-
-_LOSSES = (
-    "Sums are rounded in another order where the processor has other vector units. Held to SSE "
-    "and to AVX2, a machine with AVX2 moved losses by at most 1.1e-5 of their value."
-)
-_SHARES = "Two of 240 answers, where two classes are nearly as likely. Seen: none."
-KINDS = {
-    "first losses": Kind(1e-4, 0.0, _LOSSES),
-    "last losses": Kind(1e-3, 0.0, _LOSSES + " Every step adds to it."),
-    "losses of models": Kind(
-        1e-3, 0.0, _LOSSES, ("phases/*/models/*/loss", "phases/*/models/*/mse")
-    ),
-    "temperatures": Kind(1e-3, 0.0, _LOSSES, ("phases/*/temperatures/*",)),
-    "shares": Kind(
-        0.0,
-        0.01,
-        _SHARES,
-        (
-            "routing.json/policies/*/score",
-            "routing.json/teachers/*/score",
-            "phases/*/models/*/accuracy",
-            "phases/*/models/*/macro_f1",
-            "phases/*/models/*/entity_f1",
-            "phases/*/models/*/squad_f1",
-            "phases/*/models/*/character_f1",
-            "phases/*/models/*/mrr",
-            "phases/*/models/*/pearson",
-        ),
-    ),
-    "intervals": Kind(
-        0.0,
-        0.02,
-        "One or two answers of 120. With each text of a document as a group they lose .09 to .2.",
-        tuple(
-            f"{place}/{teacher}/{what}/*"
-            for place, what in (
-                ("routing.json/teachers", "interval"),
-                ("phases/*/models", "to_baseline/interval"),
-            )
-            for teacher in ("reader", "answers")
-        ),
-    ),
-    "choices": Kind(
-        0.0,
-        0.0,
-        "The gate's target is right on 20 points more than the next one's, and so on.",
-        ("routing.json/choice", "phases/*/experts/*", "results.json/student"),
-    ),
-}
 
 
 def run_scenarios(folder: Path, names: Sequence[str] = SCENARIOS) -> dict[str, Path]:
@@ -136,7 +69,7 @@ def numbers_of(reading: Reading) -> Numbers:
         "last losses": {name: curve[-1] for name, curve in curves.items()},
     }
     for kind, settings in KINDS.items():
-        for pattern in settings.patterns:
+        for pattern in settings["patterns"]:
             for place in fnmatch.filter(reading, pattern):
                 if place.count("/") == pattern.count("/"):  # a * stands for one step
                     numbers.setdefault(kind, {})[place] = reading[place]
@@ -149,7 +82,7 @@ def moved(golden: dict[str, Any], found: dict[str, Numbers]) -> list[str]:
     for scenario in sorted(golden["scenarios"].keys() | found.keys()):
         old, new = golden["scenarios"].get(scenario, {}), found.get(scenario, {})
         for kind in sorted(old.keys() | new.keys()):
-            tolerance = golden["tolerances"].get(kind) or asdict(KINDS[kind])  # a new kind
+            tolerance = golden["tolerances"].get(kind) or KINDS[kind]  # a new kind
             before, after = old.get(kind, {}), new.get(kind, {})
             for name in sorted(before.keys() | after.keys()):
                 line = _moved(before.get(name), after.get(name), tolerance)
@@ -184,7 +117,7 @@ def golden_file(found: dict[str, Numbers]) -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "transformers", "deepspeed")},
         },
         "tolerances": {
-            kind: {key: value for key, value in asdict(settings).items() if key != "patterns"}
+            kind: {key: value for key, value in settings.items() if key != "patterns"}
             for kind, settings in KINDS.items()
         },
         "scenarios": found,

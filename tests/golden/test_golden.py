@@ -121,18 +121,15 @@ def test_one_bit_is_noticed(runs: dict[str, Path], tmp_path: Path, change: Any) 
     head = read_run(other)
     different = two_commits.differences(read_run(base), head)
     assert list(different) == [place]
-    lines = list(two_commits.table({"masked-lm": (head, different)}))
-    assert lines[1].count("1 of ") == 1 and place in lines[2]
+    first, line = two_commits.report("masked-lm", len(head), different)
+    assert first == f"masked-lm: 1 of {len(head)} differ" and line.startswith(f"  {place}: ")
 
 
-def test_renamed_places_are_compared_under_their_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = {"results.json/phases/3/choice": "gate", "results.json/f1": 0.5, "left": 1}
-    head = {"results.json/phases/3/policy": "stacking", "results.json/macro_f1": 0.25, "new": 2}
-    assert len(two_commits.differences(base, head)) == 6
-    names = {"choice": "policy", "gate": "stacking", "f1": "macro_f1"}
-    monkeypatch.setattr(two_commits, "RENAMED", names)
-    monkeypatch.setattr(two_commits, "ON_ONE_SIDE", ("left", "new"))
-    assert two_commits.differences(base, head) == {"results.json/macro_f1": (0.5, 0.25)}
+def test_a_place_that_one_side_lacks_differs_and_a_verdict_may() -> None:
+    base = {"results.json/f1": 0.5, "left": 1, "results.json/verdict": "a", "zero": 0.0}
+    head = {"results.json/f1": 0.5, "new": 2, "results.json/verdict": "b", "zero": -0.0}
+    found = {"new": ("not there", 2), "left": (1, "not there"), "zero": (0.0, -0.0)}
+    assert two_commits.differences(base, head) == found
 
 
 def test_where_the_runs_were_is_not_compared(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,31 +36,14 @@ HERE = Path(__file__).parent
 FP16 = {"enabled": True, "initial_scale_power": 8}
 """Of a run in fp16, which a CPU without it computes in software."""
 
-RENAMED: dict[str, str] = {}
-"""What BASE calls otherwise than HEAD: part of a place, or a name as a value -> HEAD's word for
-it. {"phases/3/comparison": "phases/3/policies", "macro_f1": "f1"}"""
-
 MAY_DIFFER = ("cache/*/manifest.json/format", "results.json/verdict")
 """Patterns of places whose values say nothing of the numbers."""
-
-ON_ONE_SIDE: tuple[str, ...] = ()
-"""Patterns of places that only one of the commits has, and may."""
 
 KILLED_AFTER = 120
 """Training steps, of about 400: in the training of the second teacher."""
 
 SHOWN = 8
 """Places that differ, of each scenario."""
-
-GROUPS = {
-    "losses": "metrics.jsonl/*/train/*",
-    "routing": "routing.*",
-    "caches": "cache/*",
-    "weights": "*.safetensors/*",
-    "metrics": "[mpr]*.json*",  # of metrics.jsonl, phases/, results.json
-    "other": "*",
-}
-"""Pattern of places; the first that fits counts."""
 
 
 def run_commit(tree: Path, folder: Path) -> dict[str, Path]:
@@ -75,11 +57,7 @@ def run_commit(tree: Path, folder: Path) -> dict[str, Path]:
         print(f"{tree.parent.name}: {what}", file=sys.stderr, flush=True)
 
     say(f"{', '.join(recipes)}")
-    run(
-        tree,
-        folder,
-        *(["run", recipe, "--folder", f"runs/{name}"] for name, recipe in recipes.items()),
-    )
+    run(tree, folder, *(["run", recipe, "--folder", f"runs/{n}"] for n, recipe in recipes.items()))
     say("fp16")
     zero1 = {"zero_optimization": {"stage": 1}, "fp16": FP16}
     (folder / "zero1_fp16.json").write_text(json.dumps(zero1))
@@ -114,52 +92,20 @@ def run_until(tree: Path, folder: Path, command: list[str], steps: int) -> None:
 
 def differences(base: Reading, head: Reading) -> dict[str, tuple[Any, Any]]:
     """Place -> both values, where they differ or one is not there; in the order of the run."""
-    base = {_renamed(place): _renamed_value(value) for place, value in base.items()}
     found = {}
-    for place in [*head, *(place for place in base if place not in head)]:
-        if place in base and place in head:
-            if any(fnmatch.fnmatch(place, pattern) for pattern in MAY_DIFFER):
-                continue
-            if repr(base[place]) != repr(head[place]):  # tells -0.0 from 0.0
-                found[place] = base[place], head[place]
-        elif not any(fnmatch.fnmatch(place, pattern) for pattern in ON_ONE_SIDE):
-            found[place] = base.get(place, "not there"), head.get(place, "not there")
+    for place in dict.fromkeys([*head, *base]):
+        pair = tuple(side.get(place, "not there") for side in (base, head))
+        may = place in base and place in head and any(fnmatch.fnmatch(place, p) for p in MAY_DIFFER)
+        if not may and repr(pair[0]) != repr(pair[1]):  # tells -0.0 from 0.0
+            found[place] = pair
     return found
 
 
-def _renamed(place: str) -> str:
-    place = f"/{place}/"
-    for old, new in RENAMED.items():
-        place = place.replace(f"/{old}/", f"/{new}/")
-    return place.strip("/")
-
-
-def _renamed_value(value: Any) -> Any:
-    return RENAMED.get(value, value) if isinstance(value, str) else value
-
-
-def group_of(place: str) -> str:
-    return next(group for group, pattern in GROUPS.items() if fnmatch.fnmatch(place, pattern))
-
-
-def table(compared: dict[str, tuple[Reading, dict[str, tuple[Any, Any]]]]) -> Iterator[str]:
-    """Scenario -> HEAD's reading and what differs: counts, then the first places."""
-    yield "".join(f"{title:<19}" for title in ("", *GROUPS)).rstrip()
-    for scenario, (head, different) in compared.items():
-        everything = Counter(map(group_of, {**head, **different}))
-        moved = Counter(map(group_of, different))
-        cells = [
-            f"{moved[group]} of {everything[group]} differ"
-            if moved[group]
-            else f"{everything[group]} equal"
-            for group in GROUPS
-        ]
-        yield "".join(f"{cell:<19}" for cell in (scenario, *cells)).rstrip()
-    for scenario, (_, different) in compared.items():
-        for place, (before, after) in list(different.items())[:SHOWN]:
-            yield f"{scenario}: {place}: {before!r}, then {after!r}"
-        if len(different) > SHOWN:
-            yield f"{scenario}: and {len(different) - SHOWN} more"
+def report(scenario: str, numbers: int, different: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+    """How many of its numbers differ, and the first places."""
+    yield f"{scenario}: {len(different)} of {numbers} differ"
+    for place, (before, after) in list(different.items())[:SHOWN]:
+        yield f"  {place}: {before!r}, then {after!r}"
 
 
 @contextmanager
@@ -216,11 +162,11 @@ def main() -> None:
         for side in sides:
             side.mkdir()
         base, head = pool.map(read_commit, commits, sides, [work / "materials"] * 2)
-    compared = {name: (head[name], differences(base[name], head[name])) for name in head}
+    compared = {name: differences(base[name], head[name]) for name in head}
     print(f"{commits[0]}, then {commits[1]}")
-    print("\n".join(table(compared)))
-    if any(different for _, different in compared.values()):
-        raise SystemExit(1)
+    for name, different in compared.items():
+        print("\n".join(report(name, len(head[name]), different)))
+    raise SystemExit(any(compared.values()))
 
 
 if __name__ == "__main__":

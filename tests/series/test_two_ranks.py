@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runs import alone_and_on_two_ranks, check_same_losses, recipe_of
+from runs import alone_and_on_two_ranks, check_same_losses
+from toys import recipe_of
 
 KINDS = ("regression", "extractive-qa", "character-spans")
 
