@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import os
 import pty
 import shlex
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ import pytest
 import yaml
 from processes import Process, events, kill_all, left_of, marked, prepare, read_all
 from ranks import run_ranks
+from typer.testing import CliRunner, Result
 
 from ds_distill import load_recipe, run_recipe
+from ds_distill.cli import app
 from ds_distill.files import read_json
 
 SETTINGS = [
@@ -246,7 +250,13 @@ def without_measures(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(folder: Path, training: str) -> list[float]:
     """Of each logged step of a run's training."""
-    return [e["loss"] for e in events(folder) if e["event"] == "train" and e["phase"] == training]
+    return [event["loss"] for event in logged(folder, "train", training)]
+
+
+def logged(folder: Path, event: str, phase: str | None = None) -> list[dict[str, Any]]:
+    """A run's events of a kind. phase: of one phase, or of a model, alone."""
+    of_kind = [one for one in events(folder) if one["event"] == event]
+    return [one for one in of_kind if phase in (None, one["phase"])]
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -263,12 +273,54 @@ def evaluation(folder: Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------- one rank and two
 
 
+def written(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
+    """A recipe's file."""
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    return folder / f"{name}.yaml"
+
+
 def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     """The folder of a run of a recipe in this process."""
-    recipe = root / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    run_recipe(load_recipe(recipe, overrides), root / "run")
+    run_recipe(load_recipe(written(settings, root), overrides), root / "run")
     return root / "run"
+
+
+def command_line(*arguments: str | Path) -> Result:
+    """`ds-distill` in this process; its errors are raised."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+# ------------------------------------------------------------------- interrupted in this process
+
+
+class Interrupted(Exception):
+    """In place of a kill."""
+
+
+@contextmanager
+def interrupted(
+    owner: Any, name: str, when: Callable[..., Any] = lambda *_, **__: True
+) -> Iterator[None]:
+    """A run within it ends before the first call of a function for which `when` holds."""
+    function = getattr(owner, name)
+
+    def called(*given: Any, **named: Any) -> Any:
+        if when(*given, **named):
+            raise Interrupted
+        return function(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(owner, name, called)
+        yield
+
+
+def after_calls(count: int, of: Callable[..., Any] = lambda *_: True) -> Callable[..., bool]:
+    """For `interrupted`: after so many calls of those for which `of` holds."""
+    calls = itertools.count()
+    return lambda *given, **_: bool(of(*given)) and next(calls) >= count
 
 
 RANKS = """

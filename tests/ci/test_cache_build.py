@@ -10,30 +10,28 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from cache_files import block_checksums, contents
-from processes import Process, events, kill_all
-from runs import DS_DISTILL, Moment, Runs
+from processes import Process, kill_all
+from runs import DS_DISTILL, Moment, Runs, command_line, logged, written
 from toys import make_toy_classifier, write_toy_task
 from transformers import BertForSequenceClassification
 
 from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 
 EXAMPLES = 3200
+SIZES = dict.fromkeys(("train", "validation", "test"), 9)
 BLOCKS = 2 * 13  # of 256 examples, for each teacher
 
 
 @pytest.fixture(scope="module")
-def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def classifiers(tmp_path_factory):
     """Classifiers of the toy task with random weights: there is nothing to train before."""
     made = {}
     for name, factor in {"first": 1.0, "second": 2.0, "wild": 1e7, "broken": math.nan}.items():
@@ -46,140 +44,99 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def settings(
-    toy_settings: dict[str, Any],
-    classifiers: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
+def settings(toy_settings, classifiers, tmp_path_factory):
     """The toy recipe with teachers that are trained, and a transfer set of 3,200 texts."""
-    sizes = {"train": 9, "validation": 9, "test": 9, "transfer": EXAMPLES}
+    sizes = {**SIZES, "transfer": EXAMPLES}
     task = write_toy_task(tmp_path_factory.mktemp("task") / "toy", sizes)
     made = copy.deepcopy(toy_settings)
     made["task"]["data"] = {"path": str(task)}
     made["teachers"] = {name: {"model": str(classifiers[name])} for name in ("first", "second")}
-    made["phases"] = [
-        {"cache": {"splits": "transfer", "batch_size": 8}},
-        {
-            "distil": {
-                "split": "transfer",
-                "teachers": "cached",
-                "routing": "average",
-                "losses": {"kl": {"temperature": 2.0}},
-            }
-        },
-    ]
+    distil = {"split": "transfer", "teachers": "cached", "routing": "average", "losses": {"kl": {}}}
+    made["phases"] = [{"cache": {"splits": "transfer", "batch_size": 8}}, {"distil": distil}]
     return made
 
 
-class Builds:
+@pytest.fixture(scope="module")
+def builds(settings, command_environment, tmp_path_factory):
     """`cache build` of one recipe on some ranks."""
+    recipe = written(settings, tmp_path_factory.mktemp("recipe"))
 
-    def __init__(self, recipe: Path, environment: dict[str, str]) -> None:
-        self.recipe, self.environment = recipe, environment
-
-    def on(self, ranks: int) -> Runs:
-        runs = Runs(self.recipe, self.environment, None)
+    def on(ranks: int) -> Runs:
+        runs = Runs(recipe, command_environment, None)
         on_ranks = ["--num-gpus", str(ranks)] if ranks > 1 else []
-        runs.arguments = ["cache", "build", str(self.recipe), *on_ranks]
+        runs.arguments = ["cache", "build", str(recipe), *on_ranks]
         return runs
 
-    def finish(self, folder: Path, ranks: int) -> dict[str, Any]:
-        """Returns the event that the build began with."""
-        self.on(ranks).finish(folder)
-        return [event for event in events(folder) if event["event"] == "cache"][-1]
+    return on
 
-    def kill(self, folder: Path, ranks: int, share: float) -> None:
-        """Kill a build when this share of the blocks is written."""
-        assert self.on(ranks).kill(folder, blocks_are_written(share), resume=False)
 
-    def stop(self, folder: Path, ranks: int, share: float) -> int:
-        """The same with SIGTERM to the process that was started. Returns how many were written."""
-        runs = self.on(ranks)
-        code, output = runs.stop(folder, blocks_are_written(share), False, Process.terminate)
-        assert code == 75, output
-        assert runs.left() == []
-        line = output.splitlines()[-1]
-        assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps what was written.")
-        assert line.endswith(shlex.join(["ds-distill", *runs.arguments, "--folder", str(folder)]))
-        return written(folder)
+def finish(build: Runs, folder: Path) -> dict[str, Any]:
+    """Returns the event that the build began with."""
+    build.finish(folder)
+    return logged(folder, "cache")[-1]
 
 
 def blocks_are_written(share: float) -> Moment:
-    return lambda folder: written(folder) >= share * BLOCKS
+    return lambda folder: blocks(folder) >= share * BLOCKS
 
 
 def cache_of(folder: Path) -> Path:
     return folder / "cache" / "00-cache"
 
 
-def written(folder: Path) -> int:
-    """Blocks that are there."""
+def blocks(folder: Path) -> int:
+    """Those that are there."""
     return len(list(cache_of(folder).glob("*/shard-*.arrow")))
 
 
 @pytest.fixture(scope="module")
-def builds(
-    settings: dict[str, Any],
-    command_environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Builds:
-    recipe = tmp_path_factory.mktemp("recipe") / "toy.yaml"
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return Builds(recipe, command_environment)
-
-
-@pytest.fixture(scope="module")
-def whole(builds: Builds, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(builds, tmp_path_factory):
     """The build that nothing happened to, on two ranks."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    event = builds.finish(folder, ranks=2)
+    event = finish(builds(2), folder)
     assert (event["blocks"], event["kept"]) == (BLOCKS, 0)
-    assert written(folder) == BLOCKS
-    return folder
+    assert blocks(folder) == BLOCKS
+    return cache_of(folder)
+
+
+def check_whole(cache: Path, whole: Path) -> None:
+    """The same rows with the same bytes, whatever files they lie in."""
+    assert block_checksums(cache) == block_checksums(whole)
+    CacheReader(cache).verify()
+    assert not (cache / BUILDING).exists()
 
 
 def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
-    killed = builds.stop(tmp_path / "run", ranks=2, share=0.5)
-    assert killed < BLOCKS
-    shutil.copytree(tmp_path / "run", tmp_path / "alone", symlinks=True)
-    event = builds.finish(tmp_path / "run", ranks=2)
-    assert event["kept"] >= killed and event["kept"] >= 0.4 * event["blocks"]
-    assert block_checksums(cache_of(tmp_path / "run")) == block_checksums(cache_of(whole))
-    CacheReader(cache_of(tmp_path / "run")).verify()
-    # The same on another number of ranks: other files, the same rows with the same bytes.
-    event = builds.finish(tmp_path / "alone", ranks=1)
-    assert event["kept"] >= killed and event["blocks"] == BLOCKS
-    alone = cache_of(tmp_path / "alone")
-    CacheReader(alone).verify()
-    assert block_checksums(alone) == block_checksums(cache_of(whole))
-    assert (alone / "index-13.arrow").read_bytes() == (
-        cache_of(whole) / "index-13.arrow"
-    ).read_bytes()
-    assert not (alone / BUILDING).exists()
+    folder, build = tmp_path / "run", builds(2)
+    code, output = build.stop(folder, blocks_are_written(0.5), False, Process.terminate)
+    assert code == 75 and build.left() == [], output
+    line = output.splitlines()[-1]
+    assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps what was written.")
+    assert line.endswith(shlex.join(["ds-distill", *build.arguments, "--folder", str(folder)]))
+    stopped = blocks(folder)
+    assert stopped < BLOCKS
+    shutil.copytree(folder, tmp_path / "alone", symlinks=True)
+    event = finish(build, folder)
+    assert event["kept"] >= stopped and event["kept"] >= 0.4 * event["blocks"]
+    check_whole(cache_of(folder), whole)
+    # The same on another number of ranks.
+    event, alone = finish(builds(1), tmp_path / "alone"), cache_of(tmp_path / "alone")
+    assert event["kept"] >= stopped and event["blocks"] == BLOCKS
+    check_whole(alone, whole)
+    assert (alone / "index-13.arrow").read_bytes() == (whole / "index-13.arrow").read_bytes()
 
 
 @pytest.fixture
-def workers(settings, builds, tmp_path) -> Iterator[Callable[..., Process]]:
+def workers(builds, tmp_path):
     """Start a worker of the cache tmp_path / "shared"."""
-    shared = copy.deepcopy(settings)
-    shared["phases"][0]["cache"]["folder"] = str(tmp_path / "shared")
-    recipe = tmp_path / "shared.yaml"
-    recipe.write_text(yaml.safe_dump(shared))
     started = []
 
     def start(ranks: int = 1) -> Process:
-        command = [*DS_DISTILL, "cache", "build", str(recipe), "--worker"]
-        started.append(
-            subprocess.Popen(
-                [*command, *(["--num-gpus", str(ranks)] if ranks > 1 else [])],
-                env=builds.environment,
-                cwd=tmp_path,
-                start_new_session=True,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
+        arguments = [*builds(ranks).arguments, "--worker"]
+        arguments.append(f"phases.cache.folder={tmp_path / 'shared'}")
+        how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        how |= {"env": builds(1).environment, "cwd": tmp_path, "start_new_session": True}
+        started.append(subprocess.Popen([*DS_DISTILL, *arguments], **how))
         return started[-1]
 
     yield start
@@ -188,48 +145,40 @@ def workers(settings, builds, tmp_path) -> Iterator[Callable[..., Process]]:
             kill_all(process)
 
 
-def claimed(cache: Path) -> int:
-    return len(list((cache / BUILDING).glob("*/*.lock")))
+def wait_for_claims(cache: Path, count: int, worker: Process) -> None:
+    """Of blocks."""
+    while len(list((cache / BUILDING).glob("*/*.lock"))) < count:
+        assert worker.poll() is None, worker.communicate()[0]
+        time.sleep(0.001)
 
 
 def test_what_a_killed_worker_leaves_is_written_by_those_that_come_later(workers, whole, tmp_path):
     shared = tmp_path / "shared"
     first = workers()
-    while claimed(shared) < 5:
-        assert first.poll() is None, first.communicate()[0]
-        time.sleep(0.001)
+    wait_for_claims(shared, 5, first)
     first.send_signal(signal.SIGSTOP)
-    before = claimed(shared)
+    before = len(list((shared / BUILDING).glob("*/*.lock")))
     second = workers(ranks=2)
-    while claimed(shared) < before + 2:  # it works beside the one that gives no sign
-        assert second.poll() is None, second.communicate()[0]
-        time.sleep(0.001)
+    wait_for_claims(shared, before + 2, second)  # it works beside the one that gives no sign
     kill_all(first)
     output, _ = second.communicate(timeout=200)
     assert second.returncode == 0, output
-    assert block_checksums(shared) == block_checksums(cache_of(whole))
-    CacheReader(shared).verify()
-    assert not (shared / BUILDING).exists()
+    check_whole(shared, whole)
     assert len(list((tmp_path / "runs").iterdir())) == 1, "that of the killed one"
 
 
 def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
     settings, toy_settings, in_this_process, monkeypatch, tmp_path
 ):
-    def refused(made, *more):
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
-        command = ["cache", "build", str(tmp_path / "recipe.yaml"), "--worker", *more]
-        with pytest.raises(UserError) as refusal:
-            app(command, standalone_mode=False)
-        return str(refusal.value)
+    def refused(message, made, *more):
+        with pytest.raises(UserError, match=message):
+            command_line("cache", "build", written(made, tmp_path), "--worker", *more)
 
-    assert "phases.cache.folder is not set" in refused(settings)
-    message = "comes before the cache, and each worker would run it again"
-    assert message in refused(toy_settings)
+    refused(r"phases\.cache\.folder is not set", settings)
+    refused("comes before the cache, and each worker would run it again", toy_settings)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    shared = f"phases.cache.folder={tmp_path / 'shared'}"
-    assert "name it by --folder" in refused(settings, shared)
+    refused("name it by --folder", settings, f"phases.cache.folder={tmp_path / 'shared'}")
     assert not (tmp_path / "shared").exists()
 
 
@@ -237,18 +186,15 @@ def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
 
 
 def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill, tmp_path):
-    task = write_toy_task(
-        tmp_path / "task", {"train": 9, "validation": 9, "test": 9, "transfer": 60}
-    )
+    task = write_toy_task(tmp_path / "task", {**SIZES, "transfer": 60})
     few = (task / "transfer.jsonl").read_text()
     shared = copy.deepcopy(settings)
     shared["task"]["data"] = {"path": str(task)}
     shared["phases"][0]["cache"]["folder"] = str(tmp_path / "shared")
 
     def build(name: str) -> dict[str, Any]:
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**shared, "name": name}))
-        folder = tmp_path / "runs" / name
-        done = ds_distill("cache", "build", tmp_path / f"{name}.yaml", "--folder", folder)
+        recipe, folder = written({**shared, "name": name}, tmp_path, name), tmp_path / "runs" / name
+        done = ds_distill("cache", "build", recipe, "--folder", folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads((folder / "phases" / "00-cache.json").read_text())
 
@@ -280,8 +226,8 @@ def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill,
     assert reader.manifest.examples == third["examples"]
     # A teacher that is another one now is refused, and nothing is touched.
     shared["teachers"]["first"] = shared["teachers"]["second"]
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**shared, "name": "other"}))
-    done = ds_distill("cache", "build", tmp_path / "other.yaml", "--folder", tmp_path / "other")
+    other = written({**shared, "name": "other"}, tmp_path, "other")
+    done = ds_distill("cache", "build", other, "--folder", tmp_path / "other")
     assert done.returncode == 2 and "teacher 'first' was cached with weights" in done.stderr
     assert contents(tmp_path / "shared") == after
 
@@ -296,13 +242,10 @@ def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill,
 def test_signals_that_are_not_finite_are_refused_with_their_locations(
     teacher, mend, settings, classifiers, ds_distill, tmp_path
 ):
-    task = write_toy_task(
-        tmp_path / "task", {"train": 9, "validation": 9, "test": 9, "transfer": 9}
-    )
+    task = write_toy_task(tmp_path / "task", {**SIZES, "transfer": 9})
     made = {**copy.deepcopy(settings), "teachers": {"t": {"model": str(classifiers[teacher])}}}
     made["task"]["data"] = {"path": str(task)}
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(made))
-    done = ds_distill("cache", "build", tmp_path / "bad.yaml", "--folder", tmp_path / "run")
+    done = ds_distill("cache", "build", written(made, tmp_path), "--folder", tmp_path / "run")
     assert done.returncode == 2 and mend in done.stderr and "teachers.t: " in done.stderr
     places = [f"{task / 'transfer.jsonl'}:{number} " for number in range(1, 10)]
     assert sum(place in done.stderr for place in places) == 3, done.stderr

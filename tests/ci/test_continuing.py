@@ -3,9 +3,6 @@ where."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from unit.test_continuing import (
     recipe,  # noqa: F401
@@ -18,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
-    recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
-) -> None:
+    recipe, tmp_path, command_environment, capsys
+):
     folder = tmp_path / "run"
     stop_before(13, recipe, folder, command_environment)
     run_recipe(load_recipe(recipe), folder, resume=True)

@@ -23,8 +23,6 @@ from distillation_step import (
     table,
 )
 
-from ds_distill.engine.world import World
-
 TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="zero1_fp32")
 SETTINGS = {task: replace(TINY, task=task) for task in ("classification", "masked-lm")}
 FIGURES = {
@@ -37,9 +35,7 @@ Made = tuple[Setting, Path, dict[str, Any], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def made(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, world: World
-) -> Made:
+def made(request, tmp_path_factory, world):
     """Of a task: the folder of models, what `prepare` said, and each path's row."""
     setting = SETTINGS[request.param]
     folder = tmp_path_factory.mktemp(setting.task)
@@ -49,20 +45,20 @@ def made(
     return setting, folder, shared, rows
 
 
-def test_two_engines_start_from_the_same_loss(made: Made) -> None:
+def test_two_engines_start_from_the_same_loss(made):
     _, _, _, rows = made
     assert rows["live"]["first_loss"] > 1e-3
     assert rows["two-engines"]["first_loss"] == pytest.approx(rows["live"]["first_loss"], rel=1e-4)
 
 
 @needs_textbrewer
-def test_textbrewer_starts_from_the_same_loss(made: Made) -> None:
+def test_textbrewer_starts_from_the_same_loss(made):
     _, _, _, rows = made
     # What is left when two numbers of some units are taken from each other.
     assert rows["textbrewer"]["first_loss"] == pytest.approx(rows["live"]["first_loss"], abs=2e-5)
 
 
-def test_the_cached_path_loses_the_tail_alone(made: Made) -> None:
+def test_the_cached_path_loses_the_tail_alone(made):
     """KL falls when entries are joined into one: those beyond the top 64."""
     setting, _, _, rows = made
     ours, live = rows["cached"]["first_loss"], rows["live"]["first_loss"]
@@ -72,13 +68,13 @@ def test_the_cached_path_loses_the_tail_alone(made: Made) -> None:
         assert 0.7 * live < ours < live
 
 
-def test_the_path_of_labels_begins_as_a_student_that_knows_nothing(made: Made) -> None:
+def test_the_path_of_labels_begins_as_a_student_that_knows_nothing(made):
     setting, _, _, rows = made
     kinds = CLASSES if setting.task == "classification" else setting.student.vocab_size
     assert rows["labels"]["first_loss"] == pytest.approx(math.log(kinds), rel=0.1)
 
 
-def test_the_record_has_all_fields(made: Made) -> None:
+def test_the_record_has_all_fields(made):
     setting, _, shared, rows = made
     failed = {"path": "textbrewer", "error": "ModuleNotFoundError: No module named 'textbrewer'"}
     given = [row for name, row in rows.items() if name != "textbrewer"] + [failed]
@@ -99,7 +95,7 @@ def test_the_record_has_all_fields(made: Made) -> None:
     assert all(line.split()[0] in PATHS for line in lines[1:5])
 
 
-def test_a_path_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_fails_is_a_row(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)  # of the group that this process is in
     row = in_own_process("live", TINY, tmp_path, 0)

@@ -23,14 +23,14 @@ from pages import shown
 from ds_distill.recipe import Recipe
 
 
-def test_every_method_is_a_recipe(tmp_path: Path) -> None:
+def test_every_method_is_a_recipe(tmp_path):
     for method in methods(9).values():
         made = recipe(method, 2, str(tmp_path), tmp_path, Size(steps=9))
         phases = Recipe.model_validate(made).phase_names()
         assert phases[-2 * len(TASKS) :] == [*TASKS, *(f"judge-{task}" for task in TASKS)]
 
 
-def test_the_page_shows_what_the_file_holds() -> None:
+def test_the_page_shows_what_the_file_holds():
     there = RESULTS.is_file()
     assert shown(PAGE, MARK) == (
         tables(json.loads(RESULTS.read_text())) if there else "Not measured yet.\n"
@@ -41,7 +41,7 @@ def test_the_page_shows_what_the_file_holds() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def made(tmp_path_factory):
     """A masked-LM, one with two words more, and a text with these words."""
     place = tmp_path_factory.mktemp("models")
     for name, words in (("old", []), ("grown", ["zebra", "quiz"])):
@@ -56,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return place / "old", place / "grown", place / "text.txt.gz"
 
 
-def test_a_masked_lm_is_judged_by_the_nats_of_whole_words(made: tuple[Path, Path, Path]) -> None:
+def test_a_masked_lm_is_judged_by_the_nats_of_whole_words(made):
     which = 1
     teacher = tr.AutoTokenizer.from_pretrained(made[0])
     found = windows(made[2], 9, teacher)

@@ -7,11 +7,9 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from runs import losses, results, run_here
+from runs import losses, results, run_here, written
 from toys import TOY_FILLERS, TOY_WORDS, break_word, recipe_of
 from transformers import AutoModelForTokenClassification
 
@@ -40,14 +38,12 @@ def write_data(folder: Path) -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
+def settings(tmp_path, tiny_models):
     write_data(tmp_path / "data")
     return recipe_of("experts", data=tmp_path / "data", toy=tiny_models["toy"])
 
 
-def test_one_student_learns_the_types_of_all_experts(
-    settings: dict[str, Any], in_this_process: None, tmp_path: Path
-) -> None:
+def test_one_student_learns_the_types_of_all_experts(settings, in_this_process, tmp_path):
     """An expert's O is no evidence against what it does not know: the student finds each type, in
     sentences that hold both and were tagged with one."""
     run = run_here(settings, tmp_path)
@@ -69,42 +65,23 @@ def test_one_student_learns_the_types_of_all_experts(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"phases.3.distil.routing": "average"},
-            "average takes teachers that know all labels",
-        ),
-        (
-            {"tasks.all.labels": ["O", "B-animal"]},
-            "has none of the tags of task 'all'",
-        ),
-        (
-            {"tasks.all.labels": ["O", "B-animal", "B-food", "B-weather"]},
-            "no teacher knows B-weather",
-        ),
+        ("phases.3.distil.routing=average", "average takes teachers that know all labels"),
+        ("tasks.all.labels=[O, B-animal]", "has none of the tags of task 'all'"),
+        ("tasks.all.labels=[O, B-animal, B-food, B-weather]", "no teacher knows B-weather"),
     ],
 )
-def test_experts_that_do_not_fit_are_refused(
-    settings: dict[str, Any], tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    for way, value in change.items():
-        *keys, last = way.split(".")
-        part: Any = settings
-        for key in keys:
-            part = part[int(key)] if isinstance(part, list) else part[key]
-        part[last] = value
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+def test_experts_that_do_not_fit_are_refused(settings, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
-        check_all(load_recipe(str(tmp_path / "recipe.yaml")))
+        check_all(load_recipe(written(settings, tmp_path), [change]))
 
 
 def test_an_expert_whose_numbers_are_not_finite_is_named_with_the_words(
-    settings: dict[str, Any], in_this_process: None, tmp_path: Path
-) -> None:
+    settings, in_this_process, tmp_path
+):
     names = {0: "O", 1: "B-animal"}
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     expert = AutoModelForTokenClassification.from_pretrained(
-        settings["teachers"]["animal"]["model"],
-        id2label=names,
-        label2id={name: number for number, name in names.items()},
+        settings["teachers"]["animal"]["model"], **labels
     )
     shutil.copytree(settings["teachers"]["animal"]["model"], tmp_path / "expert")
     expert.save_pretrained(tmp_path / "expert")

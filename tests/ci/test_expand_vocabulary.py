@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from runs import curves, evaluation, run_here
+from runs import curves, evaluation, interrupted, run_here, written
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, recipe_of, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -35,9 +34,7 @@ WORDS = "zorbatin plumexol quivarene dracomase"
 
 
 @pytest.fixture(scope="module")
-def settings(
-    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def settings(tiny_models, tmp_path_factory):
     """Texts of words that the toy model knows, and of some that it spells."""
     folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
     for split, size in {"train": 120, "test": 40}.items():
@@ -49,31 +46,22 @@ def settings(
     return recipe_of("expanded", texts=folder, toy=tiny_models["toy"], size=str(KNOWN + NEW))
 
 
-def write(settings: dict[str, Any], folder: Path) -> Path:
-    file = folder / "recipe.yaml"
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return file
-
-
 @pytest.fixture(scope="module")
-def folder(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(settings, tmp_path_factory):
     """Of a run that was stopped between the expansion and the distillation, and resumed."""
     root = tmp_path_factory.mktemp("expanded")
-    recipe, load = load_recipe(write(settings, root)), Run.model
+    recipe = load_recipe(written(settings, root))
 
-    def fail_once(self: Run, reference: Any, **options: Any) -> Any:
-        if reference.name == "student" and "models" in Path(reference.model).parts[-2:]:
-            raise KeyboardInterrupt
-        return load(self, reference, **options)
+    def is_expanded(run: Run, reference: Any, **options: Any) -> bool:
+        return reference.name == "student" and "models" in Path(reference.model).parts[-2:]
 
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Run, "model", fail_once)
+    with interrupted(Run, "model", is_expanded):
         run_recipe(recipe, root / "run")
     run_recipe(recipe, root / "run", resume=True)
     return root / "run"
 
 
-def test_new_words_are_told(folder: Path) -> None:
+def test_new_words_are_told(folder):
     record = read_json(folder / "phases" / "01-expand-vocabulary.json")
     assert (record["known"], record["added"]) == (KNOWN, NEW)
     assert set(record["most_frequent"]) >= set(WORDS.split())
@@ -84,7 +72,7 @@ def test_new_words_are_told(folder: Path) -> None:
     assert "Words that were added" in page and "24.0, then 9.0" in page and "zorbatin" in page
 
 
-def test_the_student_is_one_of_transformers(folder: Path) -> None:
+def test_the_student_is_one_of_transformers(folder):
     model = AutoModelForMaskedLM.from_pretrained(folder / "student")
     tokenizer = AutoTokenizer.from_pretrained(folder / "student")
     assert len(tokenizer) == model.config.vocab_size == KNOWN + NEW
@@ -98,7 +86,7 @@ def test_the_student_is_one_of_transformers(folder: Path) -> None:
     assert moved[used].min() > 0.1
 
 
-def test_the_teacher_is_judged_on_what_it_knows(folder: Path) -> None:
+def test_the_teacher_is_judged_on_what_it_knows(folder):
     found = evaluation(folder)["models"]
     assert set(found) == {"bert", "student"}
     assert found["bert"]["role"] == "teacher" and found["student"]["role"] == "student"
@@ -109,7 +97,7 @@ def test_the_teacher_is_judged_on_what_it_knows(folder: Path) -> None:
     assert own["tokens"] == found["student"]["tokens"] + new
 
 
-def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder: Path) -> None:
+def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder):
     """The teacher spells the new words; both are told the same and asked for the same."""
     [record] = [one for one in read_json(folder / "results.json")["phases"] if "models" in one]
     found = record["models"]
@@ -128,10 +116,8 @@ def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder: Path)
 # ------------------------------------------------------------------------------------------ traps
 
 
-def test_check_knows_the_expanded_vocabulary_before_anything_runs(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
-    file = write(settings, tmp_path)
+def test_check_knows_the_expanded_vocabulary_before_anything_runs(settings, tmp_path):
+    file = written(settings, tmp_path)
     with pytest.raises(UserError, match=rf"size={KNOWN}: the student has {KNOWN} tokens already"):
         check_all(load_recipe(file, [f"phases.expand-vocabulary.size={KNOWN}"]))
     made = copy.deepcopy(settings)
@@ -141,20 +127,18 @@ def test_check_knows_the_expanded_vocabulary_before_anything_runs(
     for position in (1, 2):  # the cache before the expansion, and after it
         made["phases"].insert(position, made["phases"].pop(3 - position))
         with pytest.raises(UserError, match="are others since its vocabulary was expanded"):
-            check_all(load_recipe(write(made, tmp_path)))
+            check_all(load_recipe(written(made, tmp_path)))
     made = copy.deepcopy(settings)
     made["teachers"]["other"] = made["teachers"]["bert"]
     made["phases"][0]["fine-tune"]["models"] = ["bert", "other"]
     with pytest.raises(UserError, match="learns from one teacher, and here are bert, other"):
-        check_all(load_recipe(write(made, tmp_path)))
+        check_all(load_recipe(written(made, tmp_path)))
 
 
 @pytest.mark.parametrize("long", ["split", "cut"])
-def test_all_models_read_the_same_masked_tokens(
-    long: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
+def test_all_models_read_the_same_masked_tokens(long, settings, tmp_path, in_this_process):
     """Of texts that are longer than what models take, those of the grown vocabulary."""
-    recipe = load_recipe(write(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
+    recipe = load_recipe(written(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
     run = execute(recipe, tmp_path / "run", first=2)[LONE_TASK]
     models = [replace(run.reference(name, 2), name=name) for name in ("bert", "student")]
     tables = run.data.tables("test", models)
@@ -175,9 +159,7 @@ def test_all_models_read_the_same_masked_tokens(
     assert (own.input_ids < KNOWN).all() and (batch.labels >= KNOWN).any()
 
 
-def test_old_rows_of_absent_words_move_by_weight_decay_alone(
-    settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
+def test_old_rows_of_absent_words_move_by_weight_decay_alone(settings, tmp_path, in_this_process):
     """Where no loss is over the vocabulary, so that only what is read has a gradient. With
     cross-entropy the softmax over all words moves all of their rows."""
     made = copy.deepcopy(settings)

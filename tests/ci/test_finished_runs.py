@@ -13,13 +13,10 @@ from unittest.mock import create_autospec
 import httpx
 import pytest
 import torch
-from e2e.test_finished_runs import (
-    ds_distill,
-    evaluated,
-    place,  # noqa: F401
-)
+from e2e.test_finished_runs import evaluated, place  # noqa: F401
 from huggingface_hub import HfApi, RepoUrl
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from runs import command_line as ds_distill
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification
 
@@ -28,9 +25,7 @@ from ds_distill.export import hub
 from ds_distill.predictors.prediction import predict
 
 
-def test_a_student_is_exported_where_int8_keeps_its_score(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_student_is_exported_where_int8_keeps_its_score(place, tmp_path, monkeypatch):
     run = tmp_path / "runs" / "mine"
     shutil.copytree(place / "long", run)
     done = ds_distill("export", run, "--onnx", "--int8", "--split", "test")
@@ -74,7 +69,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL)
 
 
-def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_path: Path) -> None:
+def test_an_export_in_int8_that_loses_too_much_is_not_written(place, tmp_path):
     """The student's logits get a large part that is the same for all classes: in fp32 it changes no
     answer, and in int8 it leaves no steps for the rest."""
     run = tmp_path / "long"
@@ -92,9 +87,7 @@ def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_p
     assert sorted(path.relative_to(run) for path in run.rglob("*")) == before
 
 
-def test_a_student_is_pushed_to_a_private_repository(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_student_is_pushed_to_a_private_repository(place, monkeypatch):
     """The hub's client is one that takes the same arguments, and keeps them."""
     api = create_autospec(HfApi, instance=True)
     api.create_repo.return_value = RepoUrl("https://huggingface.co/me/student")

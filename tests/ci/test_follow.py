@@ -3,12 +3,10 @@ Adapt-and-Distill, on the toy task."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from runs import evaluation, losses, run_here
+from runs import evaluation, interrupted, losses, run_here, written
 from toys import recipe_of
 
 from ds_distill import load_recipe, run_recipe
@@ -21,41 +19,29 @@ from ds_distill.run.run import Run
 
 
 @pytest.fixture(scope="module")
-def followed(materials: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def followed(materials, tmp_path_factory):
     """The recipe with a teacher that is a masked-LM already."""
     run = run_here(recipe_of("bert", materials=materials), tmp_path_factory.mktemp("teacher"))
     return recipe_of("followed", materials=materials, bert=run / "models" / "00-bert")
 
 
-def write(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return file
-
-
 @pytest.fixture(scope="module")
-def folder(followed: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(followed, tmp_path_factory):
     """Of a run that was stopped in the phase that follows, and resumed."""
     root = tmp_path_factory.mktemp("follow")
-    recipe = load_recipe(write(followed, root))
+    recipe = load_recipe(written(followed, root))
     check_all(recipe)
-    load = Run.model
 
-    def fail_once(self: Run, reference: Any, **options: Any) -> Any:
-        if reference.name == "domain" and not options.get("new_head"):
-            raise KeyboardInterrupt
-        return load(self, reference, **options)
+    def follows(run: Run, reference: Any, **options: Any) -> bool:
+        return reference.name == "domain" and not options.get("new_head")
 
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Run, "model", fail_once)
+    with interrupted(Run, "model", follows):
         run_recipe(recipe, root / "run")
     run_recipe(recipe, root / "run", resume=True)
     return root / "run"
 
 
-def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(
-    followed: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
+def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(followed, folder, tmp_path):
     models, general = folder / "models", followed["phases"][0]["distil"]
     plain = {
         **followed,
@@ -63,16 +49,14 @@ def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(
         "student": {"model": str(models / "02-adapted")},
         "phases": [{"distil": {"save_as": "live", "losses": general["losses"]}}],
     }
-    run_recipe(load_recipe(write(plain, tmp_path)), tmp_path / "run")
+    run_recipe(load_recipe(written(plain, tmp_path)), tmp_path / "run")
     assert losses(folder, "live") == losses(tmp_path / "run", "live")
-    one, two = (
-        (place / "models" / name / "model.safetensors").read_bytes()
-        for place, name in ((folder, "03-live"), (tmp_path / "run", "00-live"))
-    )
-    assert one == two
+    weights = "models/{}-live/model.safetensors"
+    made = tmp_path / "run" / weights.format("00")
+    assert made.read_bytes() == (folder / weights.format("03")).read_bytes()
 
 
-def test_a_cache_is_of_the_model_that_is_followed_and_each_has_its_role(folder: Path) -> None:
+def test_a_cache_is_of_the_model_that_is_followed_and_each_has_its_role(folder):
     manifest = read_json(folder / "cache" / "04-cache" / "manifest.json")
     assert list(manifest["teachers"]) == ["domain"]
     assert losses(folder, "from-cache") == pytest.approx(losses(folder, "live"), rel=1e-3)
@@ -84,10 +68,8 @@ def test_a_cache_is_of_the_model_that_is_followed_and_each_has_its_role(folder: 
     assert "Trained on the way, and teachers then: " in card
 
 
-def test_a_plan_counts_the_models_that_are_followed(
-    followed: dict[str, Any], tmp_path: Path
-) -> None:
-    recipe = load_recipe(write(followed, tmp_path))
+def test_a_plan_counts_the_models_that_are_followed(followed, tmp_path):
+    recipe = load_recipe(written(followed, tmp_path))
     planner = Planner(recipe, GPUS["l4"], 1)
     assert planner.model("domain", 3) is planner.model("bert", 3)
     jobs = {job.phase: job for job in planner.plan().jobs}
@@ -111,8 +93,6 @@ def test_a_plan_counts_the_models_that_are_followed(
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused(
-    followed: dict[str, Any], tmp_path: Path, overrides: list[str], says: str
-) -> None:
+def test_what_cannot_be_followed_is_refused(followed, tmp_path, overrides, says):
     with pytest.raises(UserError, match=says):
-        check_all(load_recipe(write(followed, tmp_path), overrides))
+        check_all(load_recipe(written(followed, tmp_path), overrides))

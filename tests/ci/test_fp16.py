@@ -4,15 +4,13 @@ DeepSpeed has to be told that it may."""
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
+from runs import after_calls, digests, interrupted, logged, results, written
 from safetensors.torch import load_file
 
 from ds_distill import load_recipe, run_recipe
@@ -24,19 +22,15 @@ from ds_distill.models.load import CLASSIFIER, load_model
 STEPS = 24
 
 
-class Interrupted(Exception):
-    pass
-
-
 @pytest.fixture
-def computes_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+def computes_fp16(monkeypatch):
     from deepspeed.accelerator import get_accelerator
 
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
 
 
 @pytest.fixture
-def run(toy_settings: dict[str, Any], in_this_process: None, tmp_path: Path) -> Callable[..., Path]:
+def run(toy_settings, in_this_process, tmp_path):
     """Distils the toy task's student from two live teachers that learn first, and evaluates it; or
     only distils, from `teachers`."""
 
@@ -59,8 +53,7 @@ def run(toy_settings: dict[str, Any], in_this_process: None, tmp_path: Path) -> 
             settings["teachers"], phases = teachers, phases[1:2]
         settings["training"]["save_every"] = 2
         settings |= {"phases": phases, "logging": {"every": 1}, "deepspeed": deepspeed}
-        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
-        run_recipe(load_recipe(tmp_path / "toy.yaml"), tmp_path / name, resume=resume)
+        run_recipe(load_recipe(written(settings, tmp_path)), tmp_path / name, resume=resume)
         return tmp_path / name
 
     return made
@@ -72,38 +65,24 @@ def fp16(stage: int, **settings: float) -> dict[str, Any]:
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
     """The events of the distil phase's steps."""
-    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [one for one in events if one["event"] == "train" and one["phase"] == "student"]
+    return logged(folder, "train", "student")
 
 
-def weights(folder: Path) -> str:
-    return hashlib.sha256((folder / "student" / "model.safetensors").read_bytes()).hexdigest()
-
-
-def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_fp16, monkeypatch):
+def test_skipped_steps_and_the_loss_scale_survive_an_interruption(run, computes_fp16):
     """In the middle of the steps that are skipped."""
     config = fp16(2, initial_scale_power=22)
     whole = run("whole", config)
-    [record] = json.loads((whole / "phases" / "01-distil.json").read_text())["trained"]
+    [record] = results(whole)["phases"][1]["trained"]
     skipped = steps_of(whole)[-1]["skipped"]
     assert 2 < skipped < STEPS - 4 and record["skipped"] == skipped
     assert record["steps"] == STEPS
     rates = [one["learning_rate"] for one in steps_of(whole)]
     assert max(rates) == 1e-2 and rates[-1] == 0.0 and steps_of(whole)[-1]["schedule"]
-    step, calls = Engine.train_step, []
-
-    def interrupted(engine: Engine, *given: Any) -> Any:
-        if engine.bundle.teachers:
-            calls.append(None)
-            if len(calls) > 2:
-                raise Interrupted
-        return step(engine, *given)
-
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(Engine, "train_step", interrupted)
+    distils = after_calls(2, lambda engine, *_: engine.bundle.teachers)
+    with interrupted(Engine, "train_step", distils):
         run("stopped", config)
     resumed = run("stopped", config, resume=True)
-    assert weights(resumed) == weights(whole)
+    assert digests(resumed) == digests(whole)
     keys = ("step", "loss", "loss_scale", "skipped", "learning_rate")
     first, second = (
         [[one[key] for key in keys] for one in steps_of(each)] for each in (resumed, whole)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
-import yaml
+from runs import written
 
 COMMANDS = """
 import json, os, sys
@@ -29,16 +27,14 @@ for command in json.loads(sys.argv[1]):
 
 
 def test_commands_are_offline_before_the_hubs_client_is_there(
-    tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]
-) -> None:
+    tmp_path, toy_settings, command_environment
+):
     """Where nothing answers. Each fails by the model that is nowhere, at once."""
     student = {"model": "no-one/no-model"}
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**toy_settings, "student": student}))
-    (tmp_path / "local.yaml").write_text(yaml.safe_dump(toy_settings))
-    suite = tmp_path / "suite.yaml"
-    given: dict[str, Any] = {"name": "toys", "tasks": {"toy": toy_settings["task"]}, "seeds": [1]}
-    given["grid"] = {"learning_rate": [1e-3], "batch_size": [8]}
-    suite.write_text(yaml.safe_dump(given))
+    written({**toy_settings, "student": student}, tmp_path, "toy")
+    written(toy_settings, tmp_path, "local")
+    suite = {"name": "toys", "tasks": {"toy": toy_settings["task"]}, "seeds": [1]}
+    written({**suite, "grid": {"learning_rate": [1e-3], "batch_size": [8]}}, tmp_path, "suite")
     commands = [
         ["evaluate", student["model"], "local.yaml"],
         ["sweep", "local.yaml", "seed=1,2", f"student.model={student['model']}"],

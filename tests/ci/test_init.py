@@ -3,12 +3,10 @@ cannot know."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import yaml
-from unit.test_init import ds_distill
+from runs import command_line as ds_distill
+from runs import results
 
 SETS = {
     "tweeteval_emotion": "single-label",
@@ -28,8 +26,8 @@ TRAINED = ("tweeteval_emotion", "hoc", "ner_linnaeus", "qa_xquad_en")
 
 @pytest.mark.parametrize("name", SETS)
 def test_real_data_sets_are_guessed_check_passes_and_they_train(
-    name: str, tiny_models: dict[str, Path], tmp_path: Path, shared_data: Path
-) -> None:
+    name, tiny_models, tmp_path, shared_data
+):
     file = tmp_path / "made.yaml"
     arguments = ["--teacher", tiny_models["bert"], "--output", file]
     made = ds_distill("init", shared_data / name, *arguments)
@@ -46,6 +44,6 @@ def test_real_data_sets_are_guessed_check_passes_and_they_train(
     few.append("teachers.teacher.below_majority=warn")  # ten steps teach it little
     done = ds_distill("run", file, *few, "--folder", tmp_path / "run")
     assert done.exit_code == 0, done.output
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    phases = results(tmp_path / "run")["phases"]
+    trained = [one for phase in phases for one in phase.get("trained", [])]
     assert len(trained) == 3 and all(one["steps"] >= 10 for one in trained), trained

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -37,9 +36,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_a_killed_launcher_leaves_nothing(
-    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_killed_launcher_leaves_nothing(toy_settings, command_environment, tmp_path):
     """One of its processes, the one that a user knows of, is killed in mid-training."""
     settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1000}}
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -38,21 +38,21 @@ MODELS = ("first", "second", "average", "live")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def settings(kind: str, materials: Path) -> Settings:
+def settings(kind, materials):
     return recipe_of(kind, materials=materials)
 
 
 @pytest.fixture(scope="module")
-def run(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(settings, tmp_path_factory):
     return run_here(settings, tmp_path_factory.mktemp("kind"))
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+def test_live_teachers_give_the_losses_of_cached_ones(run):
     cached, live = (losses(run, phase) for phase in ("average", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
@@ -70,7 +70,7 @@ OF_OTHERS = ("masked", "ccuracy", "most frequent", "eliab")
 """Words that make no sense of numbers."""
 
 
-def test_what_is_recorded_and_said_is_of_the_kind(run: Path, kind: str) -> None:
+def test_what_is_recorded_and_said_is_of_the_kind(run, kind):
     over, metric, words = SAID[kind]
     record, whole = evaluation(run), results(run)
     assert (record["over"], record["metric"]) == (over, metric)
@@ -100,9 +100,7 @@ def rows(run: Path, split: str) -> list[dict[str, Any]]:
 # ---------------------------------------------------------- the shipped student in transformers
 
 
-def test_the_student_scores_the_same_in_transformers(
-    run: Path, kind: str, settings: Settings, tmp_path: Path
-) -> None:
+def test_the_student_scores_the_same_in_transformers(run, kind, settings, tmp_path):
     record = evaluation(run)
     expected = record["models"][results(run)["student"]][record["metric"]]
     assert expected > 0.2, "it learnt something that can be compared"
@@ -229,9 +227,7 @@ CONTEXT = "the day and " * 18 + "tiger again"
 """Of several windows."""
 
 
-def test_the_student_and_its_card_find_words_in_a_text(
-    run: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_student_and_its_card_find_words_in_a_text(run, kind, capsys, monkeypatch):
     if kind in ("multi-label", "regression"):
         return
     text = CONTEXT if kind != "token-classification" else "we saw a tiger, and some soup"

@@ -6,26 +6,24 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import yaml
 from processes import Process, within
-from runs import Runs, after_steps, check_same
+from runs import Runs, after_steps, check_same, evaluation, written
 from toys import make_toy_classifier
 
 from ds_distill.files import read_json
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     return tmp_path_factory.mktemp("launches")
 
 
 @pytest.fixture
-def runs(place: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]) -> Runs:
-    (place / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+def runs(place, toy_settings, command_environment):
+    written(toy_settings, place, "toy")
     for name in ("random", "torch", "datasets", "deepspeed"):
         (place / f"{name}.py").write_text("raise SystemExit('a script of the user was run')")
     extensions = {"TORCH_EXTENSIONS_DIR": str(place / "extensions")}
@@ -33,7 +31,7 @@ def runs(place: Path, toy_settings: dict[str, Any], command_environment: dict[st
 
 
 @pytest.fixture
-def whole(runs: Runs, place: Path) -> Path:
+def whole(runs, place):
     """The launch that nothing happened to."""
     if not (place / "whole").is_dir():
         runs.finish(place / "whole")
@@ -42,10 +40,8 @@ def whole(runs: Runs, place: Path) -> Path:
 
 def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, whole, place):
     folder = place / "stopped"
-    assert json.loads((whole / "environment.json").read_text())["ranks"] == 2
-    assert set(json.loads((whole / "results.json").read_text())["phases"][-1]["models"]) == {
-        *("first", "second", "average", "expertise")
-    }
+    assert read_json(whole / "environment.json")["ranks"] == 2
+    assert set(evaluation(whole)["models"]) == {"first", "second", "average", "expertise"}
     assert not (place / "extensions").exists(), "something was compiled"
 
     # Ctrl-C in a terminal, where the first rank draws a bar and hides the cursor.
@@ -59,7 +55,7 @@ def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, whole, 
 
     # SIGTERM to the one process that a user knows of.
     moment = after_steps(40, 0.0)
-    code, output = runs.stop(folder, moment, resume=True, send=lambda parent: parent.terminate())
+    code, output = runs.stop(folder, moment, resume=True, send=Process.terminate)
     assert code == 75, output
     assert runs.left() == []
     line = output.splitlines(keepends=True)[-1]
@@ -80,26 +76,19 @@ def test_what_all_ranks_find_is_reported_once(
     toy_settings, toy_task, command_environment, tmp_path
 ):
     """A teacher of which both ranks have examples that it answers with NaN."""
-    sound = make_toy_classifier(tmp_path / "sound")
-    broken = make_toy_classifier(tmp_path / "broken", broken_word="the")
-    phase = {"split": "train", "teachers": "live", "routing": "average"}
-    settings = {
-        **toy_settings,
-        "teachers": {
-            name: {"model": str(model), "below_majority": "warn"}
-            for name, model in {"sound": sound, "broken": broken}.items()
-        },
-        "phases": [{"distil": {**phase, "losses": {"kl": {"temperature": 2.0}}}}],
+    teachers = {
+        name: {"model": str(make_toy_classifier(tmp_path / name, word)), "below_majority": "warn"}
+        for name, word in {"sound": None, "broken": "the"}.items()
     }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+    phase = {"split": "train", "teachers": "live", "routing": "average", "losses": {"kl": {}}}
+    written({**toy_settings, "teachers": teachers, "phases": [{"distil": phase}]}, tmp_path, "toy")
     runs = Runs(Path("toy.yaml"), command_environment, ranks=2)
     runs.arguments += ["--max-restarts", "2"]  # torchrun starts anew whatever a rank ends with
     process = runs.start(tmp_path / "run", resume=False)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
-    assert output.splitlines()[-1].startswith("ds-distill: teachers.broken: its outputs for"), (
-        output
-    )
+    last = output.splitlines()[-1]
+    assert last.startswith("ds-distill: teachers.broken: its outputs for"), output
     assert output.count("teachers.broken") == 1 and "exits with return code" not in output
     # Of the first step, of all ranks, and of them alone.
     lines = (toy_task / "train.jsonl").read_text().splitlines()
@@ -119,9 +108,7 @@ def hang_ranks_and_kill(launch: Process) -> None:
     launch.kill()
 
 
-def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(
-    runs: Runs, whole: Path, place: Path
-) -> None:
+def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(runs, whole, place):
     """To the bit as if left alone."""
     runs.arguments += ["--max-restarts", "1"]
     folder = place / "killed"
@@ -140,16 +127,12 @@ def kill_second_rank(launch: Process) -> None:
     second.kill()
 
 
-def test_deepspeeds_runner_ends_with_the_launch_and_goes_on(
-    runs: Runs, whole: Path, place: Path
-) -> None:
+def test_deepspeeds_runner_ends_with_the_launch_and_goes_on(runs, whole, place):
     """On the one host of a hostfile, which needs no ssh."""
     (place / "hosts").write_text("localhost slots=3\n")
     folder = place / "on-hosts"
     runs.arguments[-2:] = ["--hostfile", "hosts", "--include", "localhost:1,2"]
-    code, output = runs.stop(
-        folder, after_steps(20, 0.0), False, lambda launch: launch.terminate(), seconds=60
-    )
+    code, output = runs.stop(folder, after_steps(20, 0.0), False, Process.terminate)
     assert code == 75, output
     assert output.endswith(runs.continue_with(folder)) and "Traceback" not in output
     assert within(10, lambda: not runs.left())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from runs import evaluation, logged, results, written
 from sklearn.metrics import f1_score
 from transformers import pipeline
 
@@ -16,9 +14,7 @@ METRIC = {"name": "micro_f1", "leave_out": ["animal"]}
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
-) -> Path:
+def finished(tmp_path_factory, toy_settings, ds_distill):
     here = tmp_path_factory.mktemp("here")
     how = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}, "epochs": 3}
     phases = [
@@ -28,46 +24,32 @@ def finished(
     ]
     task = {**toy_settings["task"], "metric": METRIC}
     settings = {**toy_settings, "task": task, "phases": phases}
-    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    written(settings, here, "toy")
     done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=here)
     assert done.returncode == 0, done.stderr
     (here / "printed.txt").write_text(done.stdout)
     return here
 
 
-@pytest.fixture(scope="module")
-def results(finished: Path) -> Any:
-    return json.loads((finished / "run" / "results.json").read_text())
-
-
-def test_the_metric_chooses_epoch_and_student(finished: Path, results: Any) -> None:
-    lines = (finished / "run" / "metrics.jsonl").read_text().splitlines()
-    validations = [e for e in map(json.loads, lines) if e["event"] == "validation"]
-    chosen = {}
-    for phase in results["phases"]:
+def test_the_metric_chooses_epoch_and_student(finished):
+    run, chosen = finished / "run", {}
+    for phase in results(run)["phases"]:
         for model in phase.get("trained", []):
-            choosing = model["choosing"]
+            choosing, validations = model["choosing"], logged(run, "validation", model["output"])
             assert choosing["metric"] == "micro_f1"
-            of_model = {
-                e["epoch"]: e["micro_f1"] for e in validations if e["phase"] == model["output"]
-            }
+            of_model = {event["epoch"]: event["micro_f1"] for event in validations}
             assert choosing["score"] == max(of_model.values()) == of_model[choosing["epoch"]]
             if phase["kind"] == "distil":
                 chosen[model["output"]] = choosing["score"]
     assert chosen.keys() == {"average", "gate"}
-    assert results["student"] == max(chosen, key=lambda name: chosen[name])
-
-
-def test_the_policies_are_compared_by_it(results: Any) -> None:
-    comparison = results["phases"][2]["comparison"]
+    assert results(run)["student"] == max(chosen, key=lambda name: chosen[name])
+    comparison = results(run)["phases"][2]["comparison"]
     assert comparison["metric"] == "micro_f1"
     scores = [score["score"] for score in comparison["policies"].values()]
     assert 0 < min(scores) < max(scores) <= 1
 
 
-def test_the_score_is_that_of_the_shipped_student(
-    finished: Path, results: Any, toy_task: Path
-) -> None:
+def test_the_score_is_that_of_the_shipped_student(finished, toy_task):
     rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
     classify = pipeline("text-classification", model=str(finished / "run" / "student"))
     texts = [row["text"] for row in rows]
@@ -75,13 +57,11 @@ def test_the_score_is_that_of_the_shipped_student(
     labels = [row["label"] for row in rows]
     kept = sorted({*labels} - {"animal"})
     wanted = f1_score(labels, predicted, labels=kept, average="micro")
-    record = results["phases"][-1]
-    own = record["models"][results["student"]]
+    record, found = evaluation(finished / "run"), results(finished / "run")
+    own = record["models"][found["student"]]
     assert (record["metric"], record["metric_settings"]) == ("micro_f1", {"leave_out": ["animal"]})
     assert own["micro_f1"] == pytest.approx(wanted)
-    assert own["accuracy"] == pytest.approx(
-        np.mean([p == t for p, t in zip(predicted, labels, strict=True)])
-    )
+    assert own["accuracy"] == pytest.approx(np.mean(np.array(predicted) == np.array(labels)))
     assert list(own)[:2] == ["role", "parameters"]
     assert list(own)[2:7] == ["examples", "micro_f1", "accuracy", "macro_f1", "ece"]
     for row in record["comparisons"]:
@@ -93,9 +73,10 @@ def test_the_score_is_that_of_the_shipped_student(
         assert ("retention" in row) == (models[row["other"]]["role"] == "teacher")
 
 
-def test_all_that_is_written_for_people_names_it(finished: Path, results: Any) -> None:
-    shown = f"{results['phases'][-1]['models'][results['student']]['micro_f1']:.1%}"
-    assert f"micro F1 {shown} on" in results["verdict"]
+def test_all_that_is_written_for_people_names_it(finished):
+    found = results(finished / "run")
+    shown = f"{evaluation(finished / 'run')['models'][found['student']]['micro_f1']:.1%}"
+    assert f"micro F1 {shown} on" in found["verdict"]
     assert f"micro F1 {shown}" in (finished / "printed.txt").read_text()
     page = (finished / "run" / "report.html").read_text()
     assert "Micro F1 on test" in page and "Micro F1: leave out animal." in page

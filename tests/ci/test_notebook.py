@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import nbformat
-import pytest
 from e2e.test_notebook import NOTEBOOK, outputs
 from nbclient import NotebookClient
 
@@ -18,9 +15,7 @@ EPOCHS = 1
 """
 
 
-def test_the_notebook_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_environment: dict[str, str]
-) -> None:
+def test_the_notebook_runs(tmp_path, monkeypatch, command_environment):
     for name, value in command_environment.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, 4)

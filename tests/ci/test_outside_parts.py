@@ -4,9 +4,7 @@ names."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 from processes import events
-from runs import Runs
+from runs import Runs, evaluation, logged, results, written
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_parts"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """A folder with the wheel's content and metadata, to be put on PYTHONPATH."""
     root = tmp_path_factory.mktemp("outside")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
@@ -38,33 +36,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(installed: Path, command_environment: dict[str, str]) -> dict[str, str]:
+def environment(installed, command_environment):
     paths = [str(installed), command_environment.get("PYTHONPATH", "")]
     return {**command_environment, "PYTHONPATH": ":".join(filter(None, paths))}
 
 
 def recipe_data(toy_settings: dict[str, Any]) -> dict[str, Any]:
-    settings = {"import": ["example_parts"], **copy.deepcopy(toy_settings)}
     distil = {
         "split": "transfer",
         "teachers": "cached",
         "routing": [{"policy": "confident", "power": 2.0}, "average"],
         "losses": {"reverse_kl": {"temperature": 2.0}},
     }
-    settings["phases"][4:] = [
-        {"distil": distil},
-        {"soup": {"models": ["confident", "average"]}},
-        {"evaluate": {"split": "test"}},
-    ]
-    return settings
+    soup = {"soup": {"models": ["confident", "average"]}}
+    phases = [*toy_settings["phases"][:4], {"distil": distil}, soup, toy_settings["phases"][-1]]
+    return {"import": ["example_parts"], **toy_settings, "phases": phases}
 
 
 def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     tmp_path, toy_settings, environment, ds_distill
 ):
     data = recipe_data(toy_settings)
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    written(data, tmp_path, "toy")
     # The key `import` is what brings the parts.
     without = ds_distill("check", "toy.yaml", "import=[]", cwd=tmp_path, env=environment)
     assert without.returncode == 2 and "unknown policy 'confident'" in without.stderr
@@ -101,25 +94,20 @@ def in_the_first_student(folder: Path) -> bool:
 
 
 def check_results(folder: Path) -> None:
-    results = json.loads((folder / "results.json").read_text())
-    evaluation = results["phases"][-1]
-    models = evaluation["models"]
-    assert {name: model["role"] for name, model in models.items()} == {
-        "first": "teacher",
-        "second": "teacher",
-        "confident": "student",
-        "average": "student",
-        "soup": "student",
-    }
+    record = evaluation(folder)
+    models = record["models"]
+    roles = dict.fromkeys(("first", "second"), "teacher")
+    roles |= dict.fromkeys(("confident", "average", "soup"), "student")
+    assert {name: model["role"] for name, model in models.items()} == roles
     for model in models.values():
         assert model["worst_class"] == min(model["per_class"].values())
-    assert "worst_class" in evaluation["baseline"]
-    compared = results["phases"][2]["comparison"]["policies"]
+    assert "worst_class" in record["baseline"]
+    compared = results(folder)["phases"][2]["comparison"]["policies"]
     assert "confident" in compared and "average" in compared
     page, card = (folder / "report.html").read_text(), (folder / "student/README.md").read_text()
     assert "<th>worst class</th>" in page and "| worst class |" in card
     for name in ("confident", "soup"):
         assert f">{name}" in page and f"| {name} | student |" in card
     assert any("reverse_kl" in event for event in events(folder))
-    evaluated = [event for event in events(folder) if event["event"] == "evaluation"]
+    evaluated = logged(folder, "evaluation")
     assert len(evaluated) == 5 and all("worst_class" in event for event in evaluated)

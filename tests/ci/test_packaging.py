@@ -16,7 +16,7 @@ from unit.test_packaging import (
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel, tmp_path_factory):
     """The bin folder of an environment with the wheel; other packages come from the present
     one. A plain path in a .pth file does not read that path's own .pth files, so an editable
     install of this project stays out of sight."""
@@ -30,13 +30,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_the_installed_package_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_package_is_the_wheels(installed, tmp_path):
     code = "import ds_distill, ds_kernels; print(ds_distill.__file__, ds_kernels.__file__)"
     for file in run(installed / "python", "-c", code, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)
 
 
-def test_the_installed_command_finds_the_builtin_recipes(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_finds_the_builtin_recipes(installed, tmp_path):
     command = installed / "ds-distill"
     listed = {line.split()[0] for line in run(command, "recipes", cwd=tmp_path).splitlines()}
     assert listed == {path.stem for path in (ROOT / "ds_configs" / "recipes").glob("*.yaml")}
@@ -44,9 +44,7 @@ def test_the_installed_command_finds_the_builtin_recipes(installed: Path, tmp_pa
     assert printed == (ROOT / "ds_configs" / "recipes" / "quickstart.yaml").read_text()
 
 
-def test_the_installed_command_checks_a_builtin_recipe(
-    installed: Path, toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_installed_command_checks_a_builtin_recipe(installed, toy_task, tiny_models, tmp_path):
     """`check` also reads the built-in DeepSpeed config that the recipe names."""
     model = tiny_models["toy"]
     overrides = [
@@ -62,7 +60,7 @@ def test_the_installed_command_checks_a_builtin_recipe(
 
 
 @pytest.mark.parametrize("place", ["checkout", "elsewhere"])
-def test_the_name_kernels_stays_free(place: str, installed: Path, tmp_path: Path) -> None:
+def test_the_name_kernels_stays_free(place, installed, tmp_path):
     """transformers probes for the PyPI package `kernels`; the folder of that name here must not
     pass for it."""
     code = (

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from runs import losses
 from unit.test_predictions import run_of, with_answers
 
 
-def test_a_live_file_teaches_what_a_cached_one_does(
-    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
+def test_a_live_file_teaches_what_a_cached_one_does(toy_settings, tmp_path, in_this_process):
     """Alone in the engine beside the student, under the stage that looks a whole step's up at
     once."""
     settings = with_answers(toy_settings, tmp_path)

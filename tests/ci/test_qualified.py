@@ -4,31 +4,25 @@ process and on two, and the evaluation shows it."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from runs import losses
+from runs import evaluation, losses, results, written
 from toys import make_toy_classifier, recipe_of
 
 from ds_distill.routing.multi_label import load_fitted
 
 
 @pytest.fixture(scope="module")
-def recipe(
-    toy_task: Path, tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def recipe(toy_task, tiny_models, tmp_path_factory):
     """Two experts, and before them a teacher with random weights, which no phase trains."""
     here = tmp_path_factory.mktemp("qualified")
     ignorant = make_toy_classifier(here / "ignorant")
     made = recipe_of("unqualified", task=toy_task, toy=tiny_models["toy"], ignorant=ignorant)
-    (here / "toy.yaml").write_text(yaml.safe_dump(made, sort_keys=False))
-    return here / "toy.yaml"
+    return written(made, here)
 
 
 @pytest.fixture(scope="module")
-def one(recipe: Path, ds_distill: Any) -> Path:
+def one(recipe, ds_distill):
     folder = recipe.parent / "one"
     done = ds_distill("run", recipe, "--folder", folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,14 +30,8 @@ def one(recipe: Path, ds_distill: Any) -> Path:
     return folder
 
 
-def record_of(folder: Path, name: str) -> dict[str, Any]:
-    [path] = (folder / "phases").glob(f"*-{name}.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
-def test_who_left_and_why_is_recorded_and_shown(one: Path) -> None:
-    record = record_of(one, "expertise")
+def test_who_left_and_why_is_recorded_and_shown(one):
+    record = results(one)["phases"][3]
     assert record["teachers"] == ["first", "second"]
     why = record["left_out"]["ignorant"]
     assert "best at no class" in why or why == "predicts no class better than chance"
@@ -54,7 +42,7 @@ def test_who_left_and_why_is_recorded_and_shown(one: Path) -> None:
     assert "Left out: ignorant" in (one / "student" / "README.md").read_text()
 
 
-def test_phases_after_it_have_the_others(one: Path) -> None:
+def test_phases_after_it_have_the_others(one):
     assert load_fitted(one / "routing.safetensors").teachers == ("first", "second")
     manifests = {
         path.parent.name: set(json.loads(path.read_text())["teachers"])
@@ -65,13 +53,13 @@ def test_phases_after_it_have_the_others(one: Path) -> None:
     assert losses(one, "live") == pytest.approx(losses(one, "expertise"), rel=1e-4)
 
 
-def test_the_evaluation_shows_all(one: Path) -> None:
-    models = record_of(one, "evaluate")["models"]
+def test_the_evaluation_shows_all(one):
+    models = evaluation(one)["models"]
     assert {"ignorant", "first", "second", "expertise", "chosen", "live"} == set(models)
     assert models["ignorant"]["role"] == "teacher"
 
 
-def test_route_leaves_it_out_too(one: Path, recipe: Path, ds_distill: Any) -> None:
+def test_route_leaves_it_out_too(one, recipe, ds_distill):
     done = ds_distill("route", recipe, "--folder", one)
     assert done.returncode == 0, done.stderr
     assert "Left out: ignorant" in done.stdout and "teacher ignorant" not in done.stdout

@@ -6,20 +6,17 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSEGV, SIGSTOP
-from typing import Any
 
 import pytest
-import yaml
 from processes import left_of
 from ranks import Ranks
-from runs import steps
+from runs import steps, written
 from toys import break_word, make_toy_classifier
 from transformers import BertForSequenceClassification
 
-from ds_distill.process.failures import first_failure
+from ds_distill.process.failures import Failure, first_failure
 
 LIMIT = 20.0
 """Seconds that a rank may be silent."""
@@ -27,13 +24,8 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture(scope="module")
-def ranks(
-    tmp_path_factory: pytest.TempPathFactory,
-    toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
-) -> Iterator[Ranks]:
-    recipe = tmp_path_factory.mktemp("ranks") / "toy.yaml"
-    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+def ranks(tmp_path_factory, toy_settings, command_environment):
+    recipe = written(toy_settings, tmp_path_factory.mktemp("ranks"))
     options = ["training.epochs=200", "training.save_every=10", "logging.every=1"]
     made = Ranks(recipe, command_environment, *options, f"timeout_minutes={LIMIT / 60}")
     yield made
@@ -64,6 +56,13 @@ def last(errors: str) -> str:
     return errors.splitlines()[-1] if errors else ""
 
 
+def blamed(folder: Path) -> Failure:
+    """The failure that leads."""
+    failure = first_failure(folder)
+    assert failure is not None
+    return failure
+
+
 def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
     folders = [tmp_path / f"run-{rank}" for rank in (0, 1)]
     started = [ranks.start(folder, ranks=(rank,))[0] for rank, folder in enumerate(folders)]
@@ -75,8 +74,8 @@ def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
         assert code == 1, errors
         assert last(errors).startswith(lines[rank]) and "Traceback" not in errors
         assert "waiting for rank 1" in output or "waits for rank 0" in output
-        failure = first_failure(folders[rank])
-        assert failure is not None and (failure.rank, failure.kind) == (rank, "fault")
+        failure = blamed(folders[rank])
+        assert (failure.rank, failure.kind) == (rank, "fault")
         assert [path.name for path in folders[rank].iterdir()] == ["failures"]
 
 
@@ -94,8 +93,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert last(second[2]) == f"ds-distill: rank 1 on {HOST}: ValueError: planted here"
     assert second[2].count("Traceback") >= 1 and "in planted" in second[2]
     assert first[2] == "", "rank 0 reports a consequence"
-    failure = first_failure(folder)
-    assert failure is not None
+    failure = blamed(folder)
     assert (failure.rank, failure.kind, failure.message) == (1, "fault", "ValueError: planted here")
 
     # A rank hangs, in a thread that its main thread waits for.
@@ -108,8 +106,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     ), first[2]
     assert "in planted_hang" in first[2]
     assert "timeout_minutes" in last(first[2])
-    failure = first_failure(folder)
-    assert failure is not None and failure.rank == 1 and "behind" in failure.message
+    assert blamed(folder).rank == 1 and "behind" in blamed(folder).message
 
     # Memory runs out.
     first, second = results(ranks.start(folder, "--resume", plant="memory:1:15"), 400)
@@ -130,8 +127,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert line.startswith("ds-distill: stopped by SIGTERM, with a checkpoint of first at step ")
     step = int(line.rpartition(" ")[2])
     assert (folder / "checkpoints" / "00-first" / f"step-{step:08d}" / "progress.json").is_file()
-    failure = first_failure(folder)
-    assert failure is not None and failure.exit_code == 75
+    assert blamed(folder).exit_code == 75
 
     # One rank alone goes on from there, and then two again.
     started = ranks.start(folder, "--resume", ranks=(0,), size=1)
@@ -155,12 +151,9 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert code in (1, -SIGSEGV) and "ds-distill:" not in errors, errors
 
 
-def test_a_host_that_sees_files_late(
-    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_host_that_sees_files_late(toy_settings, command_environment, tmp_path):
     """All ranks go on from the checkpoint that rank 0 sees, and build the cache that it begins."""
-    recipe = tmp_path / "toy.yaml"
-    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    recipe = written(toy_settings, tmp_path)
     options = ["training.epochs=2", "training.save_minutes=0.001", "logging.every=1"]
     ranks = Ranks(recipe, command_environment, *options, "timeout_minutes=2")
     folder = tmp_path / "run"
@@ -179,8 +172,7 @@ def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) ->
     line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
     assert last(errors).startswith(line), errors
     assert "Traceback" not in errors
-    failure = first_failure(folder)
-    assert failure is not None and failure.rank == number
+    assert blamed(folder).rank == number
 
 
 def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
@@ -198,17 +190,14 @@ def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
     assert not (folder / "recipe.yaml").exists()
 
 
-def test_a_rank_that_reads_another_teacher_is_refused(
-    toy_settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_rank_that_reads_another_teacher_is_refused(toy_settings, command_environment, tmp_path):
     """A hub cache of its host's own, or a copy: half of a cache would be another teacher's."""
     hosts = {rank: tmp_path / f"host-{rank}" for rank in (0, 1)}
     for host in hosts.values():
         make_toy_classifier(host / "teacher")
     break_word(hosts[1] / "teacher", BertForSequenceClassification, "snow")
     teachers = {**toy_settings["teachers"], "first": {"model": "/proc/self/cwd/teacher"}}
-    recipe = tmp_path / "toy.yaml"
-    recipe.write_text(yaml.safe_dump({**toy_settings, "teachers": teachers}, sort_keys=False))
+    recipe = written({**toy_settings, "teachers": teachers}, tmp_path)
     ranks = Ranks(recipe, command_environment, "timeout_minutes=1")
     folder = tmp_path / "run"
     first, second = results(ranks.start(folder, rank_folders=hosts), 300)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ HUB = {
 
 
 @pytest.fixture(scope="module")
-def models_folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models_folder(tiny_models, tmp_path_factory):
     """Tiny stand-ins under the names of the hub, the way `models_folder` looks for them."""
     root = tmp_path_factory.mktemp("hub")
     for name, tiny in HUB.items():
@@ -48,12 +46,7 @@ def models_folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def run(
-    ds_distill: Any,
-    models_folder: Path,
-    shared_data: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def run(ds_distill, models_folder, shared_data, tmp_path_factory):
     """The folder of tweeteval-emotion on a small share of the tweets, with one epoch per phase."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     done = ds_distill(
@@ -74,11 +67,11 @@ def run(
 
 
 @pytest.mark.parametrize("name", THESIS)
-def test_local_models_take_the_place_of_the_hubs(name: str, models_folder: Path) -> None:
+def test_local_models_take_the_place_of_the_hubs(name, models_folder):
     check_recipe(load_recipe(name, [f"models_folder={models_folder}"]))
 
 
-def test_the_thesis_runs_on_real_tweets(run: Path) -> None:
+def test_the_thesis_runs_on_real_tweets(run):
     labels = ["anger", "joy", "optimism", "sadness"]
     results = json.loads((run / "results.json").read_text())
     models = results["phases"][-1]["models"]
@@ -95,7 +88,7 @@ def test_the_thesis_runs_on_real_tweets(run: Path) -> None:
     assert len([*(run / "data" / "train").glob("tokens-*.arrow")]) == 3
 
 
-def test_the_shipped_student_loads_and_answers(run: Path) -> None:
+def test_the_shipped_student_loads_and_answers(run):
     folder = run / "student"
     model = tr.AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = tr.AutoTokenizer.from_pretrained(folder)

@@ -6,12 +6,9 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from runs import (
     Moment,
     Runs,
@@ -27,22 +24,18 @@ from runs import (
     records,
     steps,
     writing_a_checkpoint,
+    written,
 )
 
 
 @pytest.fixture(scope="module")
-def make_runs(
-    tmp_path_factory: pytest.TempPathFactory,
-    toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
-) -> Callable[[int | None], Runs]:
-    recipe = tmp_path_factory.mktemp("recipe") / "toy.yaml"
-    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+def make_runs(tmp_path_factory, toy_settings, command_environment):
+    recipe = written(toy_settings, tmp_path_factory.mktemp("recipe"))
     return lambda ranks: Runs(recipe, command_environment, ranks)
 
 
 @pytest.fixture(scope="module")
-def whole(make_runs: Callable[..., Runs], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(make_runs, tmp_path_factory):
     """The run that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     make_runs(None).finish(folder)
@@ -116,7 +109,6 @@ def test_a_killed_masked_lm_training_ends_as_if_left_alone(
     masked_lm_settings, command_environment, ds_distill, tmp_path
 ):
     """Masks are drawn anew in every epoch, and the same again after a resume."""
-    recipe = tmp_path / "masked-lm.yaml"
     teacher = masked_lm_settings["teachers"]["bert"]
     routing = {"policy": "average", "mix": "losses"}
     settings = {
@@ -127,8 +119,7 @@ def test_a_killed_masked_lm_training_ends_as_if_left_alone(
             {"distil": {"losses": {"kl": {"temperature": 2.0}}, "routing": routing}},
         ],
     }
-    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    runs = Runs(recipe, command_environment, None)
+    runs = Runs(written(settings, tmp_path), command_environment, None)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     done = ds_distill(*runs.arguments, "--folder", whole)
     assert done.returncode == 0, done.stderr

@@ -15,9 +15,7 @@ WORKER = Path(__file__).parents[1] / "distributed" / "resume_worker.py"
 
 
 @pytest.fixture(scope="module")
-def losses(
-    tmp_path_factory: pytest.TempPathFactory, command_environment: dict[str, str]
-) -> dict[str, list[float]]:
+def losses(tmp_path_factory, command_environment):
     folder = tmp_path_factory.mktemp("resume")
     done = subprocess.run(
         [sys.executable, str(WORKER), str(folder)],

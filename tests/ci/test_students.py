@@ -7,12 +7,10 @@ import copy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from runs import evaluation, run_here
+from runs import evaluation, run_here, written
 from toys import recipe_of
 from transformers import AutoModelForMaskedLM
 
@@ -27,19 +25,15 @@ from ds_distill.planning.planner import Planner
 
 
 @pytest.fixture(scope="module")
-def narrow(materials: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def narrow(materials, tmp_path_factory):
     """A student with another width and depth than its teacher."""
     shape = tmp_path_factory.mktemp("narrow") / "shape"
     shutil.copytree(materials / "model", shape, ignore=shutil.ignore_patterns("*.safetensors"))
     return recipe_of("narrow", materials=materials, shape=shape)
 
 
-def test_a_random_student_is_trained_evaluated_and_shipped(
-    narrow: dict[str, Any], tmp_path: Path
-) -> None:
-    file = tmp_path / "check.yaml"
-    file.write_text(yaml.safe_dump(narrow))
-    recipe = load_recipe(file)
+def test_a_random_student_is_trained_evaluated_and_shipped(narrow, tmp_path):
+    recipe = load_recipe(written(narrow, tmp_path))
     check_all(recipe)
     folder = run_here(narrow, tmp_path)
     models = evaluation(folder)["models"]
@@ -62,9 +56,7 @@ def test_a_random_student_is_trained_evaluated_and_shipped(
     assert done.stdout.strip() == "16"
 
 
-def test_a_truncated_student_begins_with_parts_of_its_model(
-    narrow: dict[str, Any], materials: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_student_begins_with_parts_of_its_model(narrow, materials, tmp_path):
     """And not where it would begin at random; the card says what it was."""
     made = copy.deepcopy(narrow)
     made["student"] = {
@@ -79,14 +71,9 @@ def test_a_truncated_student_begins_with_parts_of_its_model(
         {"evaluate": {"split": "test", "start": True}},
     ]
     folder = run_here(made, tmp_path)
-    start = load_model(
-        MASKED_LM,
-        str(materials / "model"),
-        new_head=True,
-        layers=[1],
-        truncated=True,
-        config=student_config(load_recipe(tmp_path / "recipe.yaml")),
-    )
+    how: dict[str, Any] = {"new_head": True, "layers": [1], "truncated": True}
+    config = student_config(load_recipe(tmp_path / "recipe.yaml"))
+    start = load_model(MASKED_LM, str(materials / "model"), config=config, **how)
     student = AutoModelForMaskedLM.from_pretrained(folder / "student")
     for name, weight in student.named_parameters():
         apart = (weight - start.get_parameter(name)).abs().max()
@@ -95,9 +82,8 @@ def test_a_truncated_student_begins_with_parts_of_its_model(
     assert "Starts from parts of the weights of" in card and "layers" in card
 
 
-def test_check_knows_the_width_of_a_random_student(narrow: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(narrow))
+def test_check_knows_the_width_of_a_random_student(narrow, tmp_path):
+    file = written(narrow, tmp_path)
     check_all(load_recipe(file, ["phases.distil.losses.cosine={}"]))  # by a trained map
     with pytest.raises(UserError, match=r"losses\.hidden_mse\.layers=every.*student has 1 layers"):
         check_all(load_recipe(file, ["phases.distil.losses.hidden_mse.layers=every"]))

@@ -3,25 +3,21 @@ that cannot be trained leaves the others' results."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from runs import command_line, evaluation, results, written
 from toys import break_word, toy_vocabulary
-from typer.testing import CliRunner
 
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.sweep.suite import builtin_suites, load_suite, suite_runs
 from ds_distill.sweep.sweep import check_runs
 
 
 def test_checkpoints_are_compared_and_a_broken_one_is_named(
-    toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path, in_this_process: None
-) -> None:
+    toy_task, tiny_models, tmp_path, in_this_process
+):
     from transformers import BertModel
 
     assert "the" in toy_vocabulary()
@@ -37,15 +33,12 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
         "lacks": "Everything else.",
         "deepspeed": "zero0_fp32",
     }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
+    written(suite, tmp_path, "toy")
     folder = tmp_path / "suite"
     command = ["suite", tmp_path / "toy.yaml", tiny_models["toy"], broken, "--folder", folder]
 
     def run(*options: str) -> Any:
-        result = CliRunner().invoke(app, list(map(str, [*command, *options])))
-        if isinstance(result.exception, UserError):
-            raise result.exception
-        return result
+        return command_line(*command, *options)
 
     with pytest.raises(UserError, match=r"no checkpoint is called so.*They are toy, broken"):
         run("--reference", "tay")
@@ -54,7 +47,7 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
     assert done.exit_code == 1, done.output
     assert "The suite lacks: Everything else." in done.output
     assert "2 of the runs failed" in done.output
-    found = json.loads((folder / "results.json").read_text())
+    found = results(folder)
     assert len(found["missing"]) == 2 and all("checkpoint=broken" in m for m in found["missing"])
     [task] = found["tasks"].values()
     grid, [toy] = task["grids"]["toy"], task["settings"]
@@ -63,10 +56,10 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
     assert toy["setting"][0] == "checkpoint=toy" and grid["chosen"] == 1
     assert fast["choosing"]["mean"] > slow["choosing"]["mean"] + 0.2
     run_of = folder / "runs" / "task=kinds,checkpoint=toy,learning_rate=0.01,batch_size=16,seed=1"
-    results = json.loads((run_of / "results.json").read_text())
-    judged = results["phases"][-1]["models"]["student"]
+    record = evaluation(run_of)
+    judged = record["models"]["student"]
     assert toy["score"]["values"] == [judged["accuracy"]] and judged["accuracy"] > 0.6
-    assert toy["majority"] == [results["phases"][-1]["baseline"]["accuracy"]]
+    assert toy["majority"] == [record["baseline"]["accuracy"]]
     assert not (run_of / "models").exists() and (run_of / "predictions").is_dir()
     page = (folder / "report.html").read_text()
     assert "Not finished, and not counted" in page and "Everything else." in page
@@ -77,9 +70,7 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
 
 
 @pytest.mark.parametrize("name", builtin_suites())
-def test_built_in_suites_find_the_shared_data(
-    name: str, shared_data: Path, tiny_models: Any, tmp_path: Path
-) -> None:
+def test_built_in_suites_find_the_shared_data(name, shared_data, tiny_models, tmp_path):
     short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
     suite = load_suite(name, [f"data_folder={shared_data}", *short])
     runs = suite_runs(suite, {"bert": str(tiny_models["bert"])}, tmp_path)

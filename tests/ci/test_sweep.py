@@ -4,20 +4,14 @@ goes on, and a run that fails leaves the others be."""
 from __future__ import annotations
 
 import copy
-import json
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from processes import prepare
-from typer.testing import CliRunner, Result
+from processes import prepare, within
+from runs import command_line, curves, evaluation, results, written
 
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 
 SETTINGS = ["seed=1,2", "phases.distil.learning_rate=1e-2,1e30"]
@@ -26,7 +20,7 @@ GOOD = ["seed=1,learning_rate=1e-2", "seed=2,learning_rate=1e-2"]
 
 
 @pytest.fixture
-def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+def recipe(toy_settings, tmp_path):
     settings = copy.deepcopy(toy_settings)
     settings["training"]["dropout"] = 0.0  # ranks draw their own
     del settings["teachers"]["second"]
@@ -34,18 +28,12 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     teach = {"models": "first", "epochs": 2}
     phases = [{"fine-tune": teach}, {"cache": {"splits": "transfer"}}, {"distil": distil}]
     settings |= {"phases": [*phases, {"evaluate": {"split": "test"}}], "logging": {"every": 1}}
-    file = tmp_path / "toy.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    return file
+    return written(settings, tmp_path, "toy")
 
 
 def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
-    recipe: Path,
-    tmp_path: Path,
-    ds_distill: Any,
-    command_environment: dict[str, str],
-    in_this_process: None,
-) -> None:
+    recipe, tmp_path, ds_distill, command_environment, in_this_process
+):
     folder = tmp_path / "sweep"
     command = ["sweep", str(recipe), *SETTINGS, "--folder", str(folder), "--jobs", "2"]
     with subprocess.Popen(
@@ -56,9 +44,7 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
         preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
         text=True,
     ) as stopped:
-        until = time.monotonic() + 120
-        while not list(folder.glob("shared/*/models/*")) and time.monotonic() < until:
-            time.sleep(0.1)
+        within(120, lambda: list(folder.glob("shared/*/models/*")))
         stopped.send_signal(signal.SIGINT)
         _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 130, errors
@@ -70,7 +56,7 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     shared = "4 of them share, and run once in each of 2 groups: fine-tune, cache"
     assert done.stdout.count(shared) == 1
     assert done.stdout.count("failed with exit code 2") == 2
-    found = json.loads((folder / "results.json").read_text())
+    found = results(folder)
     assert found["missing"] == [name.replace("1e-2", "1e30") for name in GOOD]
     [row] = found["settings"]
     assert row["seeds"] == ["1", "2"] and row["score"]["interval"] is not None
@@ -90,32 +76,12 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     assert alone.exit_code == 0, alone.output
     for name, seed in zip(GOOD, row["seeds"], strict=True):
         ours, its = folder / "runs" / name, seeds / "runs" / f"seed={seed}"
-        assert judged(ours) == judged(its)
+        assert evaluation(ours)["models"] == evaluation(its)["models"]
         assert (its / "student" / "config.json").is_file()
-        assert events(ours) == events(its)
-    [again] = json.loads((seeds / "results.json").read_text())["settings"]
+        assert curves(ours) == curves(its)
+    [again] = results(seeds)["settings"]
     assert again["score"] == row["score"]
     low, high = row["score"]["interval"]
     values = " ".join(f"{value:.1%}" for value in row["score"]["values"])
     shown = " ".join(alone.output.split())
     assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
-
-
-def command_line(*arguments: str | Path) -> Result:
-    """In this process; the runs are in others."""
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if isinstance(result.exception, UserError):
-        raise result.exception
-    return result
-
-
-def judged(run: Path) -> dict[str, Any]:
-    phases = json.loads((run / "results.json").read_text())["phases"]
-    [models] = [one["models"] for one in phases if one["kind"] == "evaluate"]
-    return dict(models)
-
-
-def events(run: Path) -> list[tuple[str, int, float]]:
-    """Every loss of every training."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(one["phase"], one["step"], one["loss"]) for one in lines if one["event"] == "train"]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from runs import losses
+from runs import evaluation, logged, losses, results, written
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.cached_signals import fingerprint
-from ds_distill.cli import app
-from ds_distill.engine.world import World
+from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK, load_recipe
@@ -43,9 +39,7 @@ class Bench:
 
     def recipe(self, name: str, teacher: dict[str, Any], phases: list[Any]) -> Path:
         data = {**self._settings, "teachers": {"sound": teacher}, "phases": phases}
-        path = self.root / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(data, sort_keys=False))
-        return path
+        return written(data, self.root, name)
 
     def run(self, name: str, teacher: dict[str, Any], phases: list[Any], *more: str) -> Run:
         recipe = load_recipe(str(self.recipe(name, teacher, phases)), more)
@@ -53,11 +47,10 @@ class Bench:
         return self.runs[name]
 
     def results(self, name: str) -> dict[str, Any]:
-        return dict(read_json(self.root / name / "results.json"))
+        return results(self.root / name)
 
     def models(self, name: str) -> dict[str, Any]:
-        [record] = [r for r in self.results(name)["phases"] if r["kind"] == "evaluate"]
-        return dict(record["models"])
+        return dict(evaluation(self.root / name)["models"])
 
     def mark(self, **teacher: Any) -> dict[str, Any]:
         """Of the teacher's signals in a cache."""
@@ -80,12 +73,9 @@ MEASURE = {"expertise": {"split": "validation"}}
 
 
 @pytest.fixture(scope="module")
-def bench(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]
-) -> Iterator[Bench]:
+def bench(tmp_path_factory, toy_settings):
     """Three runs that differ in the teacher alone: as it was trained (`named`), with its outputs
     reversed and their names taken away (`silent`), and so with the key (`told`)."""
-    before = dict(os.environ)
     bench = Bench(tmp_path_factory.mktemp("labels"), toy_settings)
     model = toy_settings["student"]["model"]
     trained = bench.run("teacher", {"model": model}, [{"fine-tune": {"models": "sound"}}])
@@ -103,44 +93,32 @@ def bench(
     on_trust = {"model": str(nameless), "below_majority": "warn"}
     bench.run("silent", on_trust, [*LEARN, MEASURE])
     bench.run("told", {"model": str(nameless), "labels": REVERSED}, LEARN)
-    yield bench
-    World.stop()
-    os.environ.clear()
-    os.environ.update(before)
+    return bench
 
 
-def test_in_the_wrong_order_a_teacher_is_warned_of(bench: Bench) -> None:
+def test_in_the_wrong_order_a_teacher_is_warned_of(bench):
     """That names the order in which it would be right. Without the key nothing else can be done:
     nobody but the user knows what the classes are."""
     teacher, student = (bench.models("silent")[name]["accuracy"] for name in ("sound", "student"))
     assert teacher < 0.4 and student < 0.5, "the class in the middle alone is right"
-    results = bench.results("silent")
-    [scored] = results["teacher_scores"]
+    found = bench.results("silent")
+    [scored] = found["teacher_scores"]
     assert scored["doubt"].startswith("accuracy ") and "%. With its labels" in scored["doubt"]
     order = "teachers.sound.labels to {LABEL_0: weather, LABEL_1: food, LABEL_2: animal}"
     assert order in scored["doubt"]
-    assert [record["warnings"] for record in results["phases"][-2:]] == [[], []], "told before"
-    events = (bench.root / "silent" / "metrics.jsonl").read_text()
-    assert events.count('"event": "warning"') == 1
+    assert [record["warnings"] for record in found["phases"][-2:]] == [[], []], "told before"
+    assert len(logged(bench.root / "silent", "warning")) == 1
     for sound in ("named", "told"):
         assert bench.results(sound)["phases"][-1]["warnings"] == []
 
 
-def test_in_the_wrong_order_it_is_refused_before_anything_runs(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_wrong_order_it_is_refused_before_anything_runs(bench, monkeypatch):
     """Told to go on, the same run continues, and scores nothing a second time."""
     control = {"fine-tune": {"models": "student", "save_as": "control", "epochs": 1}}
     teacher = {"model": str(bench.root / "nameless")}
     path = bench.recipe("refused", teacher, [control, *LEARN])
-    asked: list[list[str]] = []
-    predict = doubts.predictions_of
-
-    def counted(run: Run, references: list[Any], *arguments: Any, **options: Any) -> Any:
-        asked.append([reference.name for reference in references])
-        return predict(run, references, *arguments, **options)
-
-    monkeypatch.setattr(doubts, "predictions_of", counted)
+    predict = Mock(wraps=doubts.predictions_of)
+    monkeypatch.setattr(doubts, "predictions_of", predict)
     folder = bench.root / "refused"
     with pytest.raises(UserError, match=r"^teachers\.sound: accuracy .* on validation") as caught:
         execute(load_recipe(str(path)), folder)
@@ -152,17 +130,17 @@ def test_in_the_wrong_order_it_is_refused_before_anything_runs(
         execute(load_recipe(str(path)), folder, resume=True)
     go_on = load_recipe(str(path), ["teachers.sound.below_majority=warn"])
     execute(go_on, folder, resume=True)
-    assert asked == [["sound"]]
+    [call] = predict.call_args_list
+    assert [reference.name for reference in call.args[1]] == ["sound"]
     [score] = bench.results("refused")["teacher_scores"]
     assert (score["teacher"], score["split"], score["examples"]) == ("sound", "validation", 60)
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    [event] = [event for event in events if event["event"] == "teacher-score"]
+    [event] = logged(folder, "teacher-score")
     assert event["score"] == score["score"] < 0.4
     report = (folder / "report.html").read_text()
     assert "Teachers before a student learnt" in report and score["doubt"][:20] in report
 
 
-def test_with_the_key_it_is_the_teacher_that_it_was(bench: Bench) -> None:
+def test_with_the_key_it_is_the_teacher_that_it_was(bench):
     """All that comes after its outputs are read: cache, student, evaluation."""
     assert bench.models("told") == bench.models("named")
     assert bench.models("told")["sound"]["accuracy"] > 0.8
@@ -174,7 +152,7 @@ def test_with_the_key_it_is_the_teacher_that_it_was(bench: Bench) -> None:
     assert torch.equal(silent, named.flip(1))
 
 
-def test_a_cache_is_of_one_order(bench: Bench) -> None:
+def test_a_cache_is_of_one_order(bench):
     """Whether the key comes or goes; a key that says what would hold without it changes nothing."""
     model = str(bench.root / "nameless")
     silent, told = bench.mark(model=model), bench.mark(model=model, labels=REVERSED)
@@ -186,7 +164,7 @@ def test_a_cache_is_of_one_order(bench: Bench) -> None:
             bench.cache(name).check("sound", other)
 
 
-def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench: Bench) -> None:
+def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench):
     """Caches of before held the first token's state of teachers whose head reads the mean."""
     marks = {}
     for pooling in ("mean", "cls"):
@@ -202,22 +180,18 @@ def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench: B
         bench.cache("silent").check("sound", {**of_before, "pooling": "mean"})
 
 
-def test_check_notes_that_an_order_is_taken_on_trust(bench: Bench) -> None:
-    def says(teacher: dict[str, Any], phases: list[Any]) -> tuple[int, str]:
-        path = bench.recipe("check", teacher, phases)
-        done = CliRunner().invoke(app, ["check", str(path)])
-        error = str(done.exception) if isinstance(done.exception, UserError) else ""
-        return done.exit_code, done.output + error
+def test_check_notes_that_an_order_is_taken_on_trust(bench):
+    def check(phases: list[Any], **teacher: Any) -> str:
+        silent = {"model": str(bench.root / "nameless"), **teacher}
+        return "\n".join(check_all(load_recipe(bench.recipe("check", silent, phases))))
 
-    silent = {"model": str(bench.root / "nameless")}
-    code, text = says(silent, LEARN)
-    assert code == 0 and "no mistakes found" in text
-    assert "Note: teachers.sound" in text and "{LABEL_0: animal, LABEL_1: food" in text
-    assert "Note" not in says({**silent, "labels": REVERSED}, LEARN)[1]
+    [note] = [one for one in check(LEARN).splitlines() if one.startswith("teachers.sound")]
+    assert "{LABEL_0: animal, LABEL_1: food" in note
     train = [{"fine-tune": {"models": "sound"}}, *LEARN]
-    assert "Note" not in says(silent, train)[1], "it gets the task's own order"
+    assert "teachers.sound" not in check(LEARN, labels=REVERSED)
+    assert "teachers.sound" not in check(train), "it gets the task's own order"
     for phases in (train, [{"distil": {"start": "sound", "losses": {"kl": {}}}}]):
-        code, text = says({**silent, "labels": REVERSED}, phases)
-        assert code != 0 and "teachers.sound.labels: phase" in text and "Take `labels` out" in text
-    code, text = says({**silent, "labels": {"LABEL_5": "food"}}, LEARN)
-    assert code != 0 and "teachers.sound" in text and "labels.LABEL_5=food" in text
+        with pytest.raises(UserError, match=r"teachers\.sound\.labels: phase.*Take `labels` out"):
+            check(phases, labels=REVERSED)
+    with pytest.raises(UserError, match=r"teachers\.sound.*labels\.LABEL_5=food"):
+        check(LEARN, labels={"LABEL_5": "food"})

@@ -57,14 +57,7 @@ def masked_lm(family: str, root: Path, words: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(
-    request: pytest.FixtureRequest,
-    materials: Path,
-    toy_task: Path,
-    tiny_models: dict[str, Path],
-    command_environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:
+def folders(request, materials, toy_task, tiny_models, command_environment, tmp_path_factory):
     asked, root = request.getfixturevalue, tmp_path_factory.mktemp("ranks")
     places = {"materials": materials, "task": toy_task, "toy": tiny_models["toy"]}
     places |= {family: masked_lm(family, root, materials / "model") for family in OWN}
@@ -79,13 +72,11 @@ def folders(
 @pytest.mark.parametrize(
     ("name", "training"), [(name, one) for name, all_ in TRAININGS.items() for one in all_]
 )
-def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    folders: dict[str, Path], name: str, training: str
-) -> None:
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(folders, name, training):
     check_same_losses(folders[name], training)
 
 
-def test_two_ranks_fit_what_one_does(folders: dict[str, Path]) -> None:
+def test_two_ranks_fit_what_one_does(folders):
     one, two = (
         next(r for r in results(folders["multi-label"] / run)["phases"] if r["kind"] == "expertise")
         for run in ("run", "3")
@@ -93,15 +84,13 @@ def test_two_ranks_fit_what_one_does(folders: dict[str, Path]) -> None:
     assert one["experts"] == two["experts"]
 
 
-def test_teachers_that_are_trained_together_on_two_ranks_have_one_head(
-    folders: dict[str, Path],
-) -> None:
+def test_teachers_that_are_trained_together_on_two_ranks_have_one_head(folders):
     reads, spells = (head(folders["together"] / "3", name) for name in ("reads", "spells"))
     assert all(torch.equal(weight, spells[name]) for name, weight in reads.items())
     assert reads["prediction.weight"].any()
 
 
-def test_one_rank_resamples(folders: dict[str, Path]) -> None:
+def test_one_rank_resamples(folders):
     """The others would only take its memory bandwidth, and as long."""
     found = folders["tasks"].parent.glob("resampled-by-*")
     assert [path.name for path in found] == ["resampled-by-0"]

@@ -38,16 +38,18 @@ def rows_of(settings: dict[str, Any], split: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def settings(
-    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def settings(tiny_models, tmp_path_factory):
     data = write_toy_words(tmp_path_factory.mktemp("words") / "data")
     return recipe_of("said", data=data, toy=tiny_models["toy"])
 
 
-def test_a_file_of_a_models_logits_teaches_what_the_model_does(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def said_in_file(settings: dict[str, Any], folder: Path, lines: list[dict[str, Any]]) -> None:
+    file = written(folder / "said.jsonl", lines)
+    settings["teachers"]["said"] = {"predictions": str(file)}
+    settings["phases"][0]["fine-tune"]["models"] = ["other"]
+
+
+def test_a_file_of_a_models_logits_teaches_what_the_model_does(settings, tmp_path):
     (tmp_path / "model").mkdir()
     run = run_here(settings, tmp_path / "model")
     reader, lines = CacheReader(run / "cache" / "01-cache"), {}
@@ -59,9 +61,7 @@ def test_a_file_of_a_models_logits_teaches_what_the_model_does(
         for words, part in zip(lists, parts, strict=True):
             lines[json.dumps(words)] = {"tokens": words, "logits": part.tolist()}
     made = copy.deepcopy(settings)
-    file = written(tmp_path / "said.jsonl", [lines[key] for key in sorted(lines)])
-    made["teachers"]["said"] = {"predictions": str(file)}
-    made["phases"][0]["fine-tune"]["models"] = ["other"]
+    said_in_file(made, tmp_path, [lines[key] for key in sorted(lines)])
     (tmp_path / "file").mkdir()
     other = run_here(made, tmp_path / "file")
     ours, theirs = digests(run), digests(other)
@@ -72,7 +72,7 @@ def test_a_file_of_a_models_logits_teaches_what_the_model_does(
     assert read_json(run / "routing.json") == read_json(other / "routing.json")
 
 
-def test_long_texts_and_gaps(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_long_texts_and_gaps(settings, tmp_path):
     """What is said of a text's words is said of the windows in which it is read; and a teacher is
     judged on the texts that its file has, counted again by seqeval."""
     made = copy.deepcopy(settings)
@@ -81,17 +81,14 @@ def test_long_texts_and_gaps(settings: dict[str, Any], tmp_path: Path) -> None:
     for split, lacks in (("transfer", 11), ("validation", 9), ("test", 7)):
         for number, row in enumerate(rows_of(settings, split)):
             tags = row.get("tags") or ["O"] * len(row["tokens"])
-            tags = [
-                "O" if word == "cat" else tag for word, tag in zip(row["tokens"], tags, strict=True)
-            ]
+            pairs = zip(row["tokens"], tags, strict=True)
+            tags = ["O" if word == "cat" else tag for word, tag in pairs]
             if number >= lacks:
                 lines.append({"tokens": row["tokens"], "predicted": tags, "confidence": 0.9})
                 if split == "test":
                     said.append(tags)
                     truth.append(row["tags"])
-    file = written(tmp_path / "said.jsonl", lines)
-    made["teachers"]["said"] = {"predictions": str(file)}
-    made["phases"][0]["fine-tune"]["models"] = ["other"]
+    said_in_file(made, tmp_path, lines)
     del made["phases"][2]
     made["phases"][2]["distil"]["routing"] = "average"
     run = run_here(made, tmp_path)
@@ -111,7 +108,7 @@ def test_long_texts_and_gaps(settings: dict[str, Any], tmp_path: Path) -> None:
     assert not [name for name in saved if name.startswith("said/")]
 
 
-def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+def test_windows_say_what_their_text_does(tiny_models, tmp_path):
     """Of three texts the file has two. The third begins as the second does, so that its first
     window is one of the second's, and it is not known for that."""
     draw = np.random.default_rng(0)
@@ -120,10 +117,8 @@ def test_windows_say_what_their_text_does(tiny_models: dict[str, Path], tmp_path
     lists.append([*lists[1][:12], *reversed(lists[1][:20])])
     task = words_task(tmp_path, [{"tokens": words, "tags": ["O"] * len(words)} for words in lists])
     given = [draw.normal(size=(len(words), len(TOY_TAGS))).round(3) for words in lists[:2]]
-    lines = [
-        {"tokens": words, "logits": logits.tolist()}
-        for words, logits in zip(lists[:2], given, strict=True)
-    ]
+    known = zip(lists[:2], given, strict=True)
+    lines = [{"tokens": words, "logits": logits.tolist()} for words, logits in known]
     source = open_source(task, tmp_path / "cache")
     found = open_predictions(written(tmp_path / "said.jsonl", lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
@@ -152,7 +147,7 @@ def logits_of(found: FilePredictions, words: list[str]) -> Any:
     return None if at < 0 else found.logits[found.first[at] :][: len(words)]
 
 
-def test_each_form_is_read(tmp_path: Path) -> None:
+def test_each_form_is_read(tmp_path):
     sure, rest = math.log(0.8), math.log(0.05)
     tags = {"tokens": ["a", "cat"], "predicted": ["O", "B-animal"], "confidence": [1, 0.8]}
     shares = {"tokens": ["rice"], "probabilities": [{"B-food": 0.8, "O": 0.2}]}
@@ -177,15 +172,12 @@ def test_each_form_is_read(tmp_path: Path) -> None:
         {"text": "rice", "predicted": ["B-food"]},
     ]
     found = open_predictions(written(file, lines), open_source(task, tmp_path / "cache"))
-    assert logits_of(found, ["a", "cat"])[1].tolist() == pytest.approx(
-        [rest, sure, rest, rest, rest]
-    )
+    of_cat = logits_of(found, ["a", "cat"])[1].tolist()
+    assert of_cat == pytest.approx([rest, sure, rest, rest, rest])
     assert logits_of(found, ["rice"])[0].argmax() == 3
 
 
-def test_spans_that_an_earlier_version_took_are_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spans_that_an_earlier_version_took_are_not_taken(tmp_path, monkeypatch):
     spans = [{"start": 0, "end": 1, "type": "animal", "text": "cat"}]
     task, file = words_task(tmp_path, [{"text": "a cat", "spans": []}]), tmp_path / "said.jsonl"
     source = open_source(task, tmp_path / "cache")

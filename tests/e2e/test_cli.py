@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-import yaml
+from runs import command_line, written
 from typer.testing import CliRunner
 
 from ds_distill import __version__
@@ -41,11 +41,9 @@ def test_examples_use_options_that_exist(command):
 
 
 def test_recipes_lists_and_prints(tmp_path):
-    listed = CliRunner().invoke(app, ["recipes"])
-    assert listed.exit_code == 0
+    listed, printed = command_line("recipes"), command_line("recipes", "quickstart")
+    assert listed.exit_code == printed.exit_code == 0
     assert [line.split()[0] for line in listed.output.splitlines()] == list(builtin_recipes())
-    printed = CliRunner().invoke(app, ["recipes", "quickstart"])
-    assert printed.exit_code == 0
     (tmp_path / "mine.yaml").write_text(printed.output)
     mine = load_recipe(str(tmp_path / "mine.yaml"))
     assert mine.name == "mine", "its run is not in the built-in's folder"
@@ -55,7 +53,7 @@ def test_recipes_lists_and_prints(tmp_path):
 def test_check_says_what_would_run(toy_recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    result = CliRunner().invoke(app, ["check", str(toy_recipe)])
+    result = command_line("check", toy_recipe)
     assert result.exit_code == 0, result.output
     assert "no mistakes found" in result.output
     assert "teach-first, teach-second, expertise, cache, distil, evaluate" in result.output
@@ -70,9 +68,9 @@ def test_check_notes_what_is_no_mistake(toy_settings, toy_task, tmp_path):
     both = (data / "validation.jsonl").read_text().splitlines()[:3]
     blank = [json.dumps({"text": " \n", "label": "food"})] * 2
     (data / "train.jsonl").write_text("\n".join([*lines, *both, *blank]) + "\n")
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**toy_settings, "padding": "never"}))
-    options = ["check", str(tmp_path / "toy.yaml"), f"task.data.path={data}"]
-    result = CliRunner().invoke(app, options)
+    recipe = written({**toy_settings, "padding": "never"}, tmp_path)
+    options = ["check", recipe, f"task.data.path={data}"]
+    result = command_line(*options)
     assert result.exit_code == 0, result.output
     notes = [line for line in result.output.splitlines() if line.startswith("Note: ")]
     size = len((data / "test.jsonl").read_text().splitlines())
@@ -80,11 +78,10 @@ def test_check_notes_what_is_no_mistake(toy_settings, toy_task, tmp_path):
     outputs = " ".join(notes[1:])
     assert f"all {size} examples of split 'test' stand in 'validation', too" in outputs
     for judge in ("test", "validation"):
-        assert re.search(
-            rf"\d+ of the {size} examples of split '{judge}' stand in 'train'", outputs
-        )
+        stand = rf"\d+ of the {size} examples of split '{judge}' stand in 'train'"
+        assert re.search(stand, outputs)
     shutil.copytree(toy_task, data, dirs_exist_ok=True)
-    assert "examples of split" not in CliRunner().invoke(app, options).output
+    assert "examples of split" not in command_line(*options).output
 
 
 WITHOUT_MODELS = """
@@ -103,9 +100,8 @@ import torch  # is there all the same
 
 
 def test_commands_that_run_no_model_import_no_model_code(toy_recipe, masked_lm_settings, tmp_path):
-    (tmp_path / "mlm.yaml").write_text(yaml.safe_dump(masked_lm_settings))
     code = WITHOUT_MODELS.replace("*MASKED_LM", "'deepspeed=zero1_auto'")
-    for name in (toy_recipe, tmp_path / "mlm.yaml"):
+    for name in (toy_recipe, written(masked_lm_settings, tmp_path)):
         code = code.replace("RECIPE", repr(str(name)), 1)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -5,15 +5,10 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
-import yaml
-
-
-def write(folder: Path, settings: dict[str, Any]) -> None:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+from runs import results, written
 
 
 def examples(folder: Path, split: str) -> datasets.Dataset:
@@ -21,7 +16,7 @@ def examples(folder: Path, split: str) -> datasets.Dataset:
 
 
 @pytest.fixture
-def long_texts(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def long_texts(masked_lm_settings, tmp_path):
     """A masked-LM recipe on texts of about 150 words, of which models read 30."""
     found = copy.deepcopy(masked_lm_settings)
     source = Path(found["task"]["data"]["path"])
@@ -40,10 +35,8 @@ def long_texts(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, 
     return found
 
 
-def test_windows_are_cached_trained_on_and_evaluated(
-    long_texts: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
-    write(tmp_path, long_texts)
+def test_windows_are_cached_trained_on_and_evaluated(long_texts, ds_distill, tmp_path):
+    written(long_texts, tmp_path)
     done = ds_distill("run", "recipe.yaml", "--folder", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = (tmp_path / "texts" / "train.txt").read_text().splitlines()
@@ -51,15 +44,12 @@ def test_windows_are_cached_trained_on_and_evaluated(
     assert len(windows) > 4 * len(texts)
     assert " ".join(windows["text"][:]) == " ".join(texts), "nothing is lost"
     assert len(set(windows["group"][:])) == len(texts)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    [cache] = (phase for phase in results["phases"] if phase["kind"] == "cache")
+    [cache] = (one for one in results(tmp_path / "run")["phases"] if one["kind"] == "cache")
     assert str(len(windows)) in json.dumps(cache)
 
 
-def test_check_reports_what_is_cut(
-    long_texts: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
-    write(tmp_path, long_texts)
+def test_check_reports_what_is_cut(long_texts, ds_distill, tmp_path):
+    written(long_texts, tmp_path)
     split = ds_distill("check", "recipe.yaml", cwd=tmp_path)
     cut = ds_distill("check", "recipe.yaml", "task.long=cut", cwd=tmp_path)
     assert split.returncode == cut.returncode == 0, cut.stdout + cut.stderr

@@ -6,16 +6,14 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from typer.testing import CliRunner, Result
+from runs import command_line as ds_distill
+from runs import written
 
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
@@ -24,11 +22,7 @@ from ds_distill.recipe.metrics.classes import Accuracy
 
 
 @pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory,
-    toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
-) -> Iterator[Path]:
+def place(tmp_path_factory, toy_settings, command_environment):
     """A folder with a recipe of two tasks, a short and a longer run of it, and an evaluation of the
     longer run's student, all in this process."""
     here = tmp_path_factory.mktemp("evaluate")
@@ -40,7 +34,7 @@ def place(
         {"distil": {"losses": {"kl": {}}, "task": "kind"}},
         {"evaluate": {"task": "kind"}},
     ]
-    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    written(settings, here, "toy")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
             patch.setenv(name, command_environment[name])
@@ -51,18 +45,11 @@ def place(
         yield here
 
 
-def ds_distill(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if isinstance(result.exception, UserError):
-        raise result.exception
-    return result
-
-
 def evaluated(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "results.json").read_text())["phases"][-1])
 
 
-def test_a_checkpoint_is_scored_as_in_its_run(place: Path) -> None:
+def test_a_checkpoint_is_scored_as_in_its_run(place):
     arguments = ["evaluate", place / "long", place / "toy.yaml", "--task", "kind"]
     done = ds_distill(*arguments, "--output", place / "judged")
     assert done.exit_code == 0, done.output
@@ -95,9 +82,7 @@ def test_a_checkpoint_is_scored_as_in_its_run(place: Path) -> None:
         ("long", ["tasks.kind.labels=[food, weather, plant]", "--task", "kind"], "plant"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(
-    model: str, more: list[str], message: str, place: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_an_evaluation_that_cannot_be_is_refused(model, more, message, place, tiny_models):
     (place / "unfinished").mkdir(exist_ok=True)
     (place / "unfinished" / "recipe.yaml").write_text("name: unfinished\n")
     folder = tiny_models.get(model, place / model)
@@ -105,7 +90,7 @@ def test_an_evaluation_that_cannot_be_is_refused(
         ds_distill("evaluate", folder, place / "toy.yaml", *more)
 
 
-def test_the_report_of_a_finished_run_is_written_anew(place: Path) -> None:
+def test_the_report_of_a_finished_run_is_written_anew(place):
     """It wrote comparison.html where one was, in the folder that one was in."""
     report = place / "short" / "report.html"
     before = report.read_text(encoding="utf-8")
@@ -115,7 +100,7 @@ def test_the_report_of_a_finished_run_is_written_anew(place: Path) -> None:
     assert report.read_text(encoding="utf-8") == before
 
 
-def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
+def test_runs_stand_side_by_side_with_paired_intervals(place):
     page = place / "both.html"
     done = ds_distill("report", place / "short", place / "long", "--output", page)
     assert done.exit_code == 0, done.output
@@ -141,7 +126,7 @@ def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
     assert f"{rows['long', 'student']['parameters'] / 1e6:.1f} M" in done.output
 
 
-def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> None:
+def test_runs_on_other_examples_are_set_apart(place, tmp_path):
     other, fewer = tmp_path / "validation", tmp_path / "fewer"
     command = ["evaluate", place / "short", place / "toy.yaml", "--task", "kind"]
     for options in (
@@ -171,7 +156,7 @@ def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> No
         ds_distill("report", tmp_path, "--output", page)
 
 
-def test_what_is_pushed_is_a_run_and_is_listed_before(place: Path, tmp_path: Path) -> None:
+def test_what_is_pushed_is_a_run_and_is_listed_before(place, tmp_path):
     """tests/ci pushes it to a hub of its own."""
     done = ds_distill("push", place / "long", "me/student", "--dry-run")
     assert done.exit_code == 0 and "model.safetensors" in done.output, done.output

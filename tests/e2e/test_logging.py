@@ -10,14 +10,11 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import results
-from typer.testing import CliRunner
+from processes import events as every_event
+from runs import command_line, evaluation, results, written
 
-from ds_distill.cli import app
 from ds_distill.recipe import load_recipe
 
 SETTINGS = [
@@ -41,13 +38,11 @@ CANARY = "c4n4ry" * 7
 
 
 @pytest.fixture(scope="module")
-def logged(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
-) -> tuple[Path, Path, str]:
+def logged(tmp_path_factory, toy_settings, ds_distill):
     """A run with all logs in its usual place, not on a terminal: (its folder, the working folder,
     its output)."""
     here = tmp_path_factory.mktemp("here")
-    (here / "toy.yaml").write_text(json.dumps(toy_settings))  # JSON is YAML
+    written(toy_settings, here, "toy")
     logs = ["logging.wandb=toys", "logging.tensorboard=true"]
     done = subprocess.run(
         [sys.executable, "-c", OFTEN, "run", "toy.yaml", *SETTINGS, *logs],
@@ -62,16 +57,15 @@ def logged(
 
 
 @pytest.fixture(scope="module")
-def events(logged: tuple[Path, Path, str]) -> dict[str, list[dict[str, Any]]]:
+def events(logged):
     found = defaultdict(list)
-    for line in (logged[0] / "metrics.jsonl").read_text().splitlines():
-        event = json.loads(line)
+    for event in every_event(logged[0]):
         found[event["event"]].append(event)
     return found
 
 
 @pytest.fixture(scope="module")
-def finished(logged: tuple[Path, Path, str]) -> Path:
+def finished(logged):
     return logged[0]
 
 
@@ -135,10 +129,8 @@ def test_phases_and_evaluation_are_logged(events, logged):
     ]
     assert all(event["seconds"] > 0 for event in events["phase"])
     logged_accuracy = {event["model"]: event["accuracy"] for event in events["evaluation"]}
-    results = json.loads((logged[0] / "results.json").read_text())
-    assert logged_accuracy == {
-        name: model["accuracy"] for name, model in results["phases"][-1]["models"].items()
-    }
+    models = evaluation(logged[0])["models"]
+    assert logged_accuracy == {name: model["accuracy"] for name, model in models.items()}
 
 
 def test_wandb_keeps_its_files_in_the_run(logged):
@@ -188,7 +180,7 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
     odd = [path for path in own if path.name.startswith((".", "tmp"))]
     assert {path.name for path in odd} <= {".lock"}, "of the cache: builds begin and end under it"
     [cached] = (finished / "cache").iterdir()
-    done = CliRunner().invoke(app, ["cache", "verify", str(cached)])
+    done = command_line("cache", "verify", cached)
     assert done.exit_code == 0, done.output
     resolved = load_recipe(str(finished / "recipe.yaml"))
     assert resolved.task.data.path == toy_settings["task"]["data"]["path"]
@@ -205,11 +197,10 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
 def test_the_models_of_a_finished_run_are_profiled(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("ds_distill.profiling.models.SECONDS", 0.02)
     files = [tmp_path / "profile.json", tmp_path / "quality.svg"]
-    arguments = ["profile", str(finished), "--json", str(files[0]), "--figure", str(files[1])]
-    done = CliRunner().invoke(app, arguments)
+    done = command_line("profile", finished, "--json", files[0], "--figure", files[1])
     assert done.exit_code == 0, done.output
     found = json.loads(files[0].read_text())["models"]
-    evaluated = results(finished)["phases"][-1]["models"]
+    evaluated = evaluation(finished)["models"]
     assert [model["name"] for model in found] == list(evaluated)
     for model in found:
         assert model["score"] == evaluated[model["name"]]["accuracy"]

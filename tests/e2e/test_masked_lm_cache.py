@@ -4,14 +4,13 @@ from the live teacher."""
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
+from runs import logged, results, written
 from transformers import BertForMaskedLM
 
 VARIANTS = 2
@@ -31,7 +30,7 @@ def distil(name: str, teachers: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
+def recipe(masked_lm_settings):
     data = copy.deepcopy(masked_lm_settings)
     data["task"]["masking"] = {**data["task"].get("masking", {}), "variants": VARIANTS}
     data["phases"] = [
@@ -48,37 +47,38 @@ def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(recipe: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(recipe, ds_distill, tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked-lm-cache")
-    (folder / "mlm.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return finished(recipe, folder, ds_distill)
+
+
+def finished(recipe: dict[str, Any], folder: Path, ds_distill: Any) -> Path:
+    written(recipe, folder, "mlm")
     done = ds_distill("run", "mlm.yaml", "--folder", folder / "run", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
 def curve(run: Path, student: str, term: str) -> torch.Tensor:
-    events = map(json.loads, (run / "run" / "metrics.jsonl").read_text().splitlines())
-    steps = [e[term] for e in events if e["event"] == "train" and e["phase"] == student]
+    steps = [event[term] for event in logged(run / "run", "train", student)]
     return torch.tensor(steps, dtype=torch.float64)
 
 
-def test_dense_signals_train_as_the_live_teacher_does(run: Path) -> None:
+def test_dense_signals_train_as_the_live_teacher_does(run):
     live = curve(run, "live", "loss")
     assert len(live) > 3 * (VARIANTS + 1)
     # The teacher's batches were others, so that its sums were rounded in another order.
     torch.testing.assert_close(curve(run, "dense", "loss"), live, rtol=1e-4, atol=0)
 
 
-def test_the_cache_is_compared_with_the_teacher_run_again(run: Path) -> None:
+def test_the_cache_is_compared_with_the_teacher_run_again(run):
     """dense keeps float32: what is left is the teacher's own, from one batch to another."""
-    lost = {}
-    for phase in ("02-whole", "04-small"):
-        record = json.loads((run / "run" / "phases" / f"{phase}.json").read_text())
-        lost[phase] = record["fidelity"]["bert"]["lost"]
-    assert lost["02-whole"] < 1e-6 < lost["04-small"] < 0.05
+    caches = [one for one in results(run / "run")["phases"] if "fidelity" in one]
+    whole, small = (record["fidelity"]["bert"]["lost"] for record in caches)
+    assert whole < 1e-6 < small < 0.05
 
 
-def test_encoded_logits_train_within_the_codecs_error(run: Path) -> None:
+def test_encoded_logits_train_within_the_codecs_error(run):
     """All entries of the toy vocabulary are kept, in 4 bits each."""
     live, packed = curve(run, "live", "kl"), curve(run, "compact", "kl")
     cross_entropy = [curve(run, name, "cross_entropy")[0] for name in ("live", "compact")]
@@ -87,9 +87,7 @@ def test_encoded_logits_train_within_the_codecs_error(run: Path) -> None:
     assert packed[-1] < 0.5 * packed[0]
 
 
-def test_rows_that_pad_a_vocabulary_say_nothing(
-    run: Path, recipe: dict[str, Any], ds_distill: Any, tmp_path: Path
-) -> None:
+def test_rows_that_pad_a_vocabulary_say_nothing(run, recipe, ds_distill, tmp_path):
     """A teacher whose embeddings are padded, with nearly all its probability on the padding, and a
     student whose are padded further learn what they do without, live and from a cache."""
     [teacher] = (run / "run" / "models").glob("00-*")
@@ -108,32 +106,26 @@ def test_rows_that_pad_a_vocabulary_say_nothing(
         given = copy.deepcopy(recipe)
         given["teachers"]["bert"]["model"] = str(tmp_path / f"teacher-{padded}")
         given["student"]["model"] = str(tmp_path / f"student-{padded}")
-        given["phases"] = [distil("live", "live"), cache("small", temperature=2.0)]
-        given["phases"].append(distil("cached", "cached"))
-        given["phases"][0]["distil"]["losses"] = given["phases"][2]["distil"]["losses"] = {
-            "kl": {"temperature": 2.0}
-        }
+        live, cached = (distil(name, name) for name in ("live", "cached"))
+        live["distil"]["losses"] = cached["distil"]["losses"] = {"kl": {"temperature": 2.0}}
+        given["phases"] = [live, cache("small", temperature=2.0), cached]
         folder = tmp_path / f"padded-{padded}"
         folder.mkdir()
-        (folder / "mlm.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
-        done = ds_distill("run", "mlm.yaml", "--folder", folder / "run", cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
+        finished(given, folder, ds_distill)
         found[padded] = {name: curve(folder, name, "kl") for name in ("live", "cached")}
     for name, plain in found[False].items():
         # Padded matrices are multiplied in other blocks, so that sums are rounded in another order.
         torch.testing.assert_close(found[True][name], plain, rtol=1e-3, atol=1e-5)
 
 
-def test_a_cache_of_other_masks_is_refused(
-    run: Path, recipe: dict[str, Any], ds_distill: Any
-) -> None:
+def test_a_cache_of_other_masks_is_refused(run, recipe, ds_distill):
     other = copy.deepcopy(recipe)
     [teacher] = (run / "run" / "models").glob("00-*")
     other["teachers"]["bert"]["model"] = str(teacher)
     other["task"]["masking"]["seed"] = 5
     shared = {**recipe["phases"][2]["cache"], "folder": str(run / "run" / "cache" / "02-whole")}
     other["phases"] = [{"cache": shared}, recipe["phases"][3]]
-    (run / "other.yaml").write_text(yaml.safe_dump(other, sort_keys=False))
+    written(other, run, "other")
     done = ds_distill("cache", "build", "other.yaml", "--folder", run / "other", cwd=run)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "masking" in done.stderr and "'seed': 1" in done.stderr and "'seed': 5" in done.stderr

@@ -156,10 +156,8 @@ class Toys:
                 ]
                 if kind in ("character-spans", "extractive-qa"):
                     end = texts[0].index(" ")
-                    answer: Section = {"start": 0}
-                    answer |= (
-                        {"end": end} if kind == "character-spans" else {"text": texts[0][:end]}
-                    )
+                    answer: Section = {"start": 0, "end": end, "text": texts[0][:end]}
+                    del answer["text" if kind == "character-spans" else "end"]
                     answers = [answer] if number % 2 or kind == "extractive-qa" else []
                     names = [columns[name] for name in ("question", "context", "answers")]
                     row: Section = dict(zip(names, ["we saw", texts[0], answers], strict=True))
@@ -190,7 +188,7 @@ def shorten(phase: Section) -> None:
 
 
 @pytest.mark.parametrize(("name", "small"), list(runs(later=False)))
-def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> None:
+def test_a_builtin_recipe_runs_whole(name, small, tmp_path):
     check_run(name, small, tmp_path)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from runs import losses
+from runs import evaluation, losses, results, written
 from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -17,9 +16,7 @@ from ds_distill.keys import content_keys
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
-) -> Path:
+def finished(tmp_path_factory, toy_settings, ds_distill):
     """A run whose table comes from the cache, with students of cached and of live teachers."""
     here = tmp_path_factory.mktemp("here")
     how = {"split": "transfer", "epochs": 1, "losses": {"kl": {"temperature": 2.0}}}
@@ -32,7 +29,7 @@ def finished(
         {"evaluate": {"split": "test"}},
     ]
     settings = {**toy_settings, "phases": phases}
-    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    written(settings, here, "toy")
     done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=here)
     assert done.returncode == 0, done.stderr
     return here
@@ -40,8 +37,7 @@ def finished(
 
 def test_the_choice_is_recorded_shown_and_followed(finished):
     run = finished / "run"
-    record = json.loads((run / "phases" / "03-expertise.json").read_text())
-    comparison = record["comparison"]
+    comparison = results(run)["phases"][3]["comparison"]
     assert comparison == json.loads((run / "routing.json").read_text())
     assert comparison["choice"] in comparison["policies"]
     page = (run / "report.html").read_text()
@@ -54,9 +50,8 @@ def test_the_choice_is_recorded_shown_and_followed(finished):
 
 
 def test_results_name_no_place_of_this_machine(finished):
-    results = (finished / "run" / "results.json").read_text()
-    assert json.loads(results)["phases"][2]["folder"] == "cache/02-cache"
-    assert str(finished) not in results
+    assert results(finished / "run")["phases"][2]["folder"] == "cache/02-cache"
+    assert str(finished) not in (finished / "run" / "results.json").read_text()
 
 
 def test_what_was_fitted_on_chose_nothing(finished, toy_task):
@@ -69,9 +64,9 @@ def test_what_was_fitted_on_chose_nothing(finished, toy_task):
         fitted = file.get_tensor("keys").tolist()
     assert set(map(tuple, fitted)) < set(map(tuple, keys))
     rest = [row for row, key in zip(rows, keys, strict=True) if key not in fitted]
-    results = json.loads((run / "results.json").read_text())
-    assert results["phases"][3]["examples"] == len(fitted) > 20
-    trained = [model for phase in results["phases"] for model in phase.get("trained", [])]
+    found = results(run)
+    assert found["phases"][3]["examples"] == len(fitted) > 20
+    trained = [model for phase in found["phases"] for model in phase.get("trained", [])]
     assert len(trained) == 5
     for model in trained:
         choosing = model["choosing"]
@@ -81,7 +76,7 @@ def test_what_was_fitted_on_chose_nothing(finished, toy_task):
             guess == row["label"] for guess, row in zip(predicted(folder, rest), rest, strict=True)
         )
         assert choosing["score"] == pytest.approx(right / len(rest)), model["output"]
-    uses = {use["use"]: (use["split"], use["examples"]) for use in results["uses"]}
+    uses = {use["use"]: (use["split"], use["examples"]) for use in found["uses"]}
     assert uses["fit"] == ("validation", len(fitted))
     assert uses["choose"] == ("validation", len(rest))
     assert uses["judge"] == ("test", 60)
@@ -98,16 +93,16 @@ def predicted(folder: Path, rows: list[dict[str, str]]) -> list[str]:
 
 def test_the_baseline_is_what_counting_says(finished, toy_task):
     rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
-    evaluation = json.loads((finished / "run" / "results.json").read_text())["phases"][-1]
-    baseline = evaluation["baseline"]
+    record = evaluation(finished / "run")
+    baseline = record["baseline"]
     assert baseline["answer"] == "animal", "67 of the 200 of train; food has as many, and is later"
     share = sum(row["label"] == "animal" for row in rows) / len(rows)
     assert baseline["accuracy"] == pytest.approx(share)
-    for model in evaluation["models"].values():
+    for model in record["models"].values():
         difference = model["to_baseline"]["difference"]
         assert difference == pytest.approx(model["accuracy"] - share)
     students = ["gate", "chosen", "live-gate"]
-    pairs = [(row["student"], row["other"]) for row in evaluation["comparisons"]]
+    pairs = [(row["student"], row["other"]) for row in record["comparisons"]]
     assert {pair for pair in pairs if pair[1] in students} == {
         (one, other) for one in students for other in students if one != other
     }
@@ -122,7 +117,7 @@ def test_the_gate_reads_the_same_from_the_cache_as_from_live_teachers(finished):
 def test_route_takes_a_recipe_that_ends_with_its_cache(finished, ds_distill):
     settings = yaml.safe_load((finished / "toy.yaml").read_text())
     settings["phases"] = settings["phases"][:3]
-    (finished / "cache.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    written(settings, finished, "cache")
     whole, cached = (
         ds_distill("route", name, "--folder", "run", cwd=finished)
         for name in ("toy.yaml", "cache.yaml")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import yaml
+from runs import results, written
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
@@ -44,8 +43,9 @@ class Finished:
     def __init__(self, run: Run, told: Any) -> None:
         self.run, self.told = run, told
         self.folder = run.folder.path
-        self.results: dict[str, Any] = json.loads(run.folder.results.read_text())
+        self.results = results(self.folder)
         self.models: dict[str, dict[str, Any]] = self.results["phases"][-1]["models"]
+        self.masked_lm = run.recipe.task.type == "masked-lm"
 
     def folders(self) -> dict[str, Path]:
         """Where each model that was evaluated lies."""
@@ -54,12 +54,7 @@ class Finished:
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def finished(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    toy_settings: dict[str, Any],
-    masked_lm_settings: dict[str, Any],
-) -> Any:
+def finished(request, tmp_path_factory, toy_settings, masked_lm_settings):
     """A teacher trained here, a student of it, both evaluated."""
     task, config = request.param
     settings = copy.deepcopy(toy_settings if task == "single-label" else masked_lm_settings)
@@ -71,29 +66,23 @@ def finished(
         {"distil": {"losses": {"kl": {"temperature": 2.0}}}},
         {"evaluate": {"split": "test", "batch_size": 16}},
     ]
-    before = dict(os.environ)
     here = tmp_path_factory.mktemp("shipped")
-    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    recipe = load_recipe(str(here / "toy.yaml"), [f"deepspeed={config}"])
-    told: dict[str, Any] = {}
+    recipe = load_recipe(written(settings, here), [f"deepspeed={config}"])
+    told: list[Any] = []
+    predict = evaluate.predictions_of
+
+    def noted(*given: Any, **named: Any) -> Any:
+        told.append(predict(*given, **named))
+        return told[-1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "predictions_of", noted(evaluate.predictions_of, told))
+        patch.setattr(evaluate, "predictions_of", noted)
         run = execute(recipe, here / "run")[LONE_TASK]
-    yield Finished(run, told["answer"][0])
+    yield Finished(run, told[-1][0])
     World.stop()
-    os.environ.clear()
-    os.environ.update(before)
 
 
-def noted(function: Any, told: dict[str, Any]) -> Any:
-    def call(*arguments: Any, **options: Any) -> Any:
-        told["answer"] = function(*arguments, **options)
-        return told["answer"]
-
-    return call
-
-
-def test_weights_are_float32_and_the_optimizers_own(finished: Finished) -> None:
+def test_weights_are_float32_and_the_optimizers_own(finished):
     """As the configuration says, and not rounded to bf16 on their way, where the engine trained in
     it."""
     for folder in [*finished.folders().values(), finished.folder / "student"]:
@@ -104,15 +93,14 @@ def test_weights_are_float32_and_the_optimizers_own(finished: Finished) -> None:
     assert rounded < 0.1 * sum(w.numel() for w in weights)
 
 
-def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> None:
+def test_loaded_plainly_it_predicts_what_the_results_say(finished):
     """On the same batches a classifier does so bit for bit. A masked-LM's head runs at the hidden
     tokens alone, so that its matrix products are of other shapes and may round the last bit
     otherwise."""
-    masked_lm = finished.run.recipe.task.type == "masked-lm"
-    kind = AutoModelForMaskedLM if masked_lm else AutoModelForSequenceClassification
+    kind = AutoModelForMaskedLM if finished.masked_lm else AutoModelForSequenceClassification
     for name, folder in finished.folders().items():
         model = kind.from_pretrained(folder).eval()
-        if masked_lm:
+        if finished.masked_lm:
             scores, told = plain_scores(finished, model, name), finished.told[name]
             assert np.array_equal(scores.right, told.right)
             assert scores.loss == pytest.approx(told.loss, rel=1e-5, abs=1e-6)
@@ -120,8 +108,7 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
             outputs = {key: pytest.approx(value, rel=1e-6) for key, value in report.items()}
         else:
             logits = plain_logits(finished, model, name)
-            told = finished.told
-            assert torch.equal(logits, torch.from_numpy(told[name]))
+            assert torch.equal(logits, torch.from_numpy(finished.told[name]))
             labels = finished.run.data.examples("test").labels
             scored = ClassPredictions.labelled(logits.numpy(), labels)
             outputs = finished.run.kind.report(scored)
@@ -132,9 +119,9 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
         assert (shipped / file).read_bytes() == (own / file).read_bytes()
 
 
-def test_predicting_with_the_run_is_as_in_the_evaluation(finished: Finished) -> None:
+def test_predicting_with_the_run_is_as_in_the_evaluation(finished):
     """Texts are cut at the same length without saying so."""
-    if finished.run.recipe.task.type == "masked-lm":
+    if finished.masked_lm:
         with pytest.raises(UserError, match="was not trained on this task"):
             next(predict(finished.folder, ["a text"]))
         return
@@ -144,29 +131,24 @@ def test_predicting_with_the_run_is_as_in_the_evaluation(finished: Finished) -> 
     assert found == [labels[row.argmax()] for row in finished.told["student"]]
 
 
-def test_others_may_read_what_a_run_leaves(finished: Finished) -> None:
+def test_others_may_read_what_a_run_leaves(finished):
     """As the umask has it; safetensors alone writes for its owner only."""
     probe = finished.folder / "probe"
     probe.touch()
     wanted = probe.stat().st_mode
     probe.unlink()
-    of_student, of_models = (
-        [path for path in (finished.folder / part).rglob("*") if path.is_file()]
-        for part in ("student", "models")
-    )
-    assert {"model.safetensors", "README.md", "tokenizer.json"} <= {p.name for p in of_student}
-    assert {path.stat().st_mode for path in of_student + of_models} == {wanted}
+    found = [*(finished.folder / "student").iterdir(), *finished.folder.glob("models/*/*")]
+    assert {"model.safetensors", "README.md", "tokenizer.json"} <= {path.name for path in found}
+    assert {path.stat().st_mode for path in found if path.is_file()} == {wanted}
 
 
-def test_the_cards_snippet_runs_as_it_stands(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cards_snippet_runs_as_it_stands(finished, monkeypatch):
     """On its own long text."""
     monkeypatch.chdir(finished.folder / "student")
     card = Path("README.md").read_text(encoding="utf-8")
     [code] = re.findall("```python\n(.*?)```", card, flags=re.S)
     outputs = run_snippet(code)
-    if finished.run.recipe.task.type == "masked-lm":
+    if finished.masked_lm:
         assert {"score", "token_str", "sequence"} <= outputs[0].keys()
         return
     assert outputs[0]["label"] in finished.run.labels

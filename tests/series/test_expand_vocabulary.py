@@ -4,9 +4,8 @@ know them (VE-KD)."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from ci.test_expand_vocabulary import folder, settings, write  # noqa: F401
+from ci.test_expand_vocabulary import folder, settings  # noqa: F401
 from runs import (
     Runs,
     after_steps,
@@ -19,6 +18,7 @@ from runs import (
     others,
     records,
     without_measures,
+    written,
 )
 
 from ds_distill.files import read_json
@@ -29,9 +29,9 @@ def writes_the_student(folder: Path) -> bool:
 
 
 def test_kills_within_the_expansion_after_it_and_in_the_distillation_change_nothing(
-    settings: dict[str, Any], command_environment: dict[str, str], tmp_path: Path
-) -> None:
-    runs = Runs(write(settings, tmp_path), command_environment, None)
+    settings, command_environment, tmp_path
+):
+    runs = Runs(written(settings, tmp_path), command_environment, None)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     runs.finish(whole)
     taught, expanded = ["00-fine-tune.json"], ["00-fine-tune.json", "01-expand-vocabulary.json"]

@@ -3,15 +3,12 @@ process and on two, and the evaluation shows it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from ci.test_qualified import one, recipe  # noqa: F401
 from runs import losses
 
 
-def test_two_ranks_go_on_without_its_weights(one: Path, recipe: Path, ds_distill: Any) -> None:
+def test_two_ranks_go_on_without_its_weights(one, recipe, ds_distill):
     """After the last cache is built they are NaN, and a bundle runs all teachers that it has."""
     folder = recipe.parent / "two"
     done = ds_distill("cache", "build", recipe, "--folder", folder)

@@ -4,26 +4,20 @@ others' results stand."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ci.test_sweep import recipe  # noqa: F401
-from processes import left_of, marked, prepare
-from runs import losses
+from processes import left_of, marked, prepare, within
+from runs import losses, results
 
 RATES = ["1e-2", "1e30"]
 """Under the second one the loss is not finite."""
 
 
-def test_launched_seeds_have_the_losses_of_one_process(
-    recipe: Path, tmp_path: Path, ds_distill: Any
-) -> None:
+def test_launched_seeds_have_the_losses_of_one_process(recipe, tmp_path, ds_distill):
     one, two = tmp_path / "one", tmp_path / "two"
     done = ds_distill("sweep", recipe, "seed=1,2", "--folder", one, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -32,8 +26,7 @@ def test_launched_seeds_have_the_losses_of_one_process(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Each has 2 ranks; at once: 1" in done.stdout
     for name in ("seed=1", "seed=2"):
-        told = json.loads((two / "runs" / name / "results.json").read_text())
-        assert told["environment"]["ranks"] == 2
+        assert results(two / "runs" / name)["environment"]["ranks"] == 2
         for training in ("first", "student"):
             alone, launched = (losses(of / "runs" / name, training) for of in (one, two))
             assert len(alone) > 10 and launched == pytest.approx(alone, rel=1e-3)
@@ -41,12 +34,8 @@ def test_launched_seeds_have_the_losses_of_one_process(
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
-    recipe: Path,
-    how: signal.Signals,
-    tmp_path: Path,
-    ds_distill: Any,
-    command_environment: dict[str, str],
-) -> None:
+    recipe, how, tmp_path, ds_distill, command_environment
+):
     environment, folder = {**command_environment, **marked()}, tmp_path / "sweep"
     rates = f"phases.distil.learning_rate={','.join(RATES)}"
     command = ["sweep", str(recipe), "seed=1,2", rates, "--num-gpus", "2", "--folder", str(folder)]
@@ -58,24 +47,18 @@ def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
         preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
         text=True,
     ) as stopped:
-        until = time.monotonic() + 240
-        while not list(folder.glob("shared/*/models/*")) and time.monotonic() < until:
-            time.sleep(0.1)
+        within(240, lambda: list(folder.glob("shared/*/models/*")))
         assert len(left_of(environment)) > 3, "the sweep, a launch and two ranks"
         stopped.send_signal(how)
         stopped.communicate(timeout=60)
     assert stopped.returncode == (130 if how is signal.SIGINT else -how)
-    until = time.monotonic() + 30
-    while left_of(environment) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not left_of(environment), "ranks go on"
+    assert within(30, lambda: not left_of(environment)), "ranks go on"
 
     done = ds_distill(*command, "--resume", timeout=1800)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = json.loads((folder / "results.json").read_text())
+    found = results(folder)
     good, bad = ([f"seed={seed},learning_rate={rate}" for seed in (1, 2)] for rate in RATES)
     assert found["missing"] == bad
     assert done.stdout.count("failed with exit code") == 2
     for name in good:
-        results = json.loads((folder / "runs" / name / "results.json").read_text())
-        assert results["environment"]["ranks"] == 2
+        assert results(folder / "runs" / name)["environment"]["ranks"] == 2
