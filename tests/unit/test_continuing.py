@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from processes import events
 from rich.console import Console
-from runs import evaluation
+from runs import evaluation, logged, written
 from safetensors.torch import load_file, save_file
 
 from ds_distill import load_recipe, run_recipe
@@ -54,7 +53,7 @@ run_recipe(load_recipe(sys.argv[1]), sys.argv[2])
 
 
 @pytest.fixture
-def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+def recipe(toy_settings, tmp_path):
     """One training of three epochs of 13 steps, judged on the examples that choose its epoch."""
     settings = copy.deepcopy(toy_settings)
     settings["teachers"] = {}
@@ -63,9 +62,7 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
         {"fine-tune": {"models": "student"}},
         {"evaluate": {"split": "validation"}},
     ]
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return path
+    return written(settings, tmp_path)
 
 
 def stop_before(step: int, recipe: Path, folder: Path, environment: dict[str, str]) -> None:
@@ -75,14 +72,14 @@ def stop_before(step: int, recipe: Path, folder: Path, environment: dict[str, st
 
 
 def test_a_kill_between_the_best_weights_and_the_checkpoint(
-    recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
-) -> None:
+    recipe, tmp_path, command_environment, capsys
+):
     """The second epoch is better and its weights are kept; the run goes on from the first one's end
     so that none betters that."""
     folder = tmp_path / "run"
     stop_before(26, recipe, folder, command_environment)
     assert [path.name for path in folder.glob("checkpoints/*/step-*")] == ["step-00000013"]
-    scores = [event["accuracy"] for event in events(folder) if event["event"] == "validation"]
+    scores = [event["accuracy"] for event in logged(folder, "validation")]
     assert scores[1] > scores[0]
     resumed = load_recipe(recipe, ["training.learning_rate=1e-12"])
     run_recipe(resumed, folder, resume=True)
@@ -96,9 +93,7 @@ def test_a_kill_between_the_best_weights_and_the_checkpoint(
     assert not (folder / "checkpoints").exists()
 
 
-def test_checkpoints_come_by_time_and_a_stop_is_saved_at_its_step(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_come_by_time_and_a_stop_is_saved_at_its_step(recipe, tmp_path, monkeypatch):
     """It was at the next report, and checkpoints at an epoch's end alone."""
     monkeypatch.setattr(stopping, "_requested", None)
     minutes, saved, save = itertools.count(), list[int](), Checkpoints.save
@@ -117,9 +112,7 @@ def test_checkpoints_come_by_time_and_a_stop_is_saved_at_its_step(
     assert saved == [4, 8, 9]
 
 
-def test_a_request_after_the_last_step_of_a_training(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_after_the_last_step_of_a_training(recipe, tmp_path, monkeypatch):
     """The phases after it would not look for one."""
     monkeypatch.setattr(stopping, "_requested", None)
     publish = RunFolder.publish_models
@@ -145,7 +138,7 @@ def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:
             (aside / "weights").write_text(f"{output} {epoch}")
 
 
-def test_models_that_no_checkpoint_names_go(tmp_path: Path) -> None:
+def test_models_that_no_checkpoint_names_go(tmp_path):
     folder = RunFolder(tmp_path / "run")
     for epoch in range(4):
         keep(folder, epoch, "student")
@@ -158,9 +151,7 @@ def test_models_that_no_checkpoint_names_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("renames", range(4))
-def test_a_kill_while_models_are_published(
-    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_models_are_published(renames, tmp_path, monkeypatch):
     """Before the first rename the training has not ended; after it, it has, with all its models."""
     path, both = tmp_path / "run", ("one", "other")
     folder = RunFolder(path)
@@ -191,9 +182,7 @@ def test_a_kill_while_models_are_published(
     assert sorted(file.name for file in path.iterdir()) == ["models"]
 
 
-def test_a_phase_takes_the_seconds_of_all_its_starts(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_phase_takes_the_seconds_of_all_its_starts(recipe, tmp_path, monkeypatch):
     now, loaded = [1000.0], load_recipe(recipe)
     monkeypatch.setattr("ds_distill.run.events.time.time", lambda: now[0])
 
@@ -217,7 +206,7 @@ def test_a_phase_takes_the_seconds_of_all_its_starts(
     assert names == ["phase", "train", "train", "train", "start"]
 
 
-def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_has_loss_rate_and_time_left(monkeypatch):
     """What a report said stands in the lines of the steps after it; a resumed training's speed is
     that of its own steps."""
     now, file = [100.0], io.StringIO()
@@ -233,9 +222,7 @@ def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_what_a_run_reads_may_have_changed_before_it_goes_on(
-    toy_settings: dict[str, Any], tmp_path: Path, capsys: Any
-) -> None:
+def test_what_a_run_reads_may_have_changed_before_it_goes_on(toy_settings, tmp_path, capsys):
     """Labels have numbers in what is done: a class of another name would move the others. A model
     that is another one is told."""
     settings = copy.deepcopy(toy_settings)
@@ -247,10 +234,8 @@ def test_what_a_run_reads_may_have_changed_before_it_goes_on(
     settings["student"]["model"] = str(model)
     settings["training"] |= {"epochs": 1}
     settings["phases"] = [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}]
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
-    folder = tmp_path / "run"
-    execute(load_recipe(str(path)), folder, first=1)
+    folder, recipe = tmp_path / "run", load_recipe(written(settings, tmp_path))
+    execute(recipe, folder, first=1)
 
     def rename(before: str, after: str) -> None:
         for file in task.glob("*.jsonl"):
@@ -258,19 +243,17 @@ def test_what_a_run_reads_may_have_changed_before_it_goes_on(
 
     rename('"animal"', '"zoo"')
     with pytest.raises(UserError, match=r"task\.labels of the data are not those.*'zoo'.*'animal'"):
-        run_recipe(load_recipe(str(path)), folder, resume=True)
+        run_recipe(recipe, folder, resume=True)
     assert not (folder / "results.json").exists()
     rename('"zoo"', '"animal"')
     weights = load_file(model / "model.safetensors")
     save_file({name: of + 1 for name, of in weights.items()}, model / "model.safetensors")
     capsys.readouterr()
-    run_recipe(load_recipe(str(path)), folder, resume=True)
+    run_recipe(recipe, folder, resume=True)
     assert "Note: student.model: is not what the run began with" in capsys.readouterr().out
 
 
-def test_a_cache_that_another_run_has_made_anew(
-    masked_lm_settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_cache_that_another_run_has_made_anew(masked_lm_settings, tmp_path):
     """In a folder that both name, after the first one's cache phase: of the same teacher, at
     another temperature."""
     task, runs = copy.deepcopy(masked_lm_settings["task"]), {}
@@ -282,11 +265,10 @@ def test_a_cache_that_another_run_has_made_anew(
             {"cache": {"splits": "train", "folder": str(tmp_path / "cache"), "codec": codec}},
             {"distil": {"teachers": "cached", "losses": {"kl": {"temperature": temperature}}}},
         ]
-        path = tmp_path / f"{temperature}.yaml"
-        path.write_text(yaml.safe_dump({**masked_lm_settings, "task": task, "phases": phases}))
+        made = {**masked_lm_settings, "task": task, "phases": phases}
+        runs[temperature] = load_recipe(written(made, tmp_path))
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        execute(load_recipe(str(path)), tmp_path / f"run-{temperature}", first=2)
-        runs[temperature] = path
+        execute(runs[temperature], tmp_path / f"run-{temperature}", first=2)
     with pytest.raises(UserError, match=r"cached with temperature 8.0, and the run has 2.0"):
-        run_recipe(load_recipe(str(runs[2.0])), tmp_path / "run-2.0", resume=True)
-    run_recipe(load_recipe(str(runs[8.0])), tmp_path / "run-8.0", resume=True)
+        run_recipe(runs[2.0], tmp_path / "run-2.0", resume=True)
+    run_recipe(runs[8.0], tmp_path / "run-8.0", resume=True)

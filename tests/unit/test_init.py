@@ -16,28 +16,19 @@ import datasets
 import pandas
 import pytest
 import yaml
+from runs import command_line as ds_distill
+from runs import results
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_text, toy_vocabulary
 from transformers import AutoConfig
-from typer.testing import CliRunner, Result
 
-from ds_distill.cli import app
 from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
 
 SIZES = {"train": 60, "validation": 40, "test": 40}
 
 
-def relabel(folder: Path, labels: list[str]) -> Path:
-    """Give a classifier's outputs other names."""
-    config = AutoConfig.from_pretrained(folder)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: number for number, label in enumerate(labels)}
-    config.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     """Classifiers of the toy task: with its labels, in another order, in capitals, without names,
     with a part of them; and an encoder."""
     here = tmp_path_factory.mktemp("models")
@@ -50,20 +41,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "others": [*TOY_LABELS[1:], "sports"],
     }
     for name, labels in others.items():
-        relabel(shutil.copytree(here / "first", here / name), labels)
+        shutil.copytree(here / "first", here / name)
+        numbers = {label: number for number, label in enumerate(labels)}
+        names = {"id2label": dict(enumerate(labels)), "label2id": numbers}
+        AutoConfig.from_pretrained(here / "first", **names).save_pretrained(here / name)
     make_tiny_bert(here / "encoder", toy_vocabulary())
     return here
 
 
-def ds_distill(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 @pytest.fixture
-def init(models: Path, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
+def init(models, tmp_path):
     """Make a recipe, which `check` must pass; returns it and what was said."""
 
     def init(data: Path, *options: str, teachers: str = "encoder") -> tuple[dict[str, Any], str]:
@@ -145,31 +132,32 @@ def pair(number: int, draw: random.Random) -> dict[str, Any]:
     return {"sentence1": text(number, draw), "sentence2": text(number, draw), "score": number / 7}
 
 
-KINDS: dict[str, tuple[Row, str, list[str]]] = {
-    "single-label": (ticket, "csv", []),
+def both(number: int, draw: random.Random) -> dict[str, Any]:
+    return {**tagged(number, draw), **ticket(number, draw)}
+
+
+LISTS = labelled(lambda n: TOY_LABELS[: n % 4] if n % 3 else [], "labels")
+KINDS: dict[str, tuple[Row, str, str]] = {
+    "single-label": (ticket, "csv", ""),
     "multi-label": (
         labelled(lambda n: TOY_LABELS[: n % 4] if n % 3 else [], "labels"),
         "jsonl",
-        [],
+        "",
     ),
-    "regression": (pair, "csv", []),
-    "token-classification": (tagged, "jsonl", []),
-    "token-classification of spans": (spans, "jsonl", []),
-    "character-spans": (question, "jsonl", ["--task", "character-spans"]),
-    "extractive-qa": (question, "jsonl", []),
-    "single-label beside tags": (
-        lambda n, d: {**tagged(n, d), **ticket(n, d)},
-        "jsonl",
-        ["--label", "queue", "--text", "Body"],
-    ),
-    "masked-lm": (lambda n, d: {"text": text(n, d)}, "jsonl", ["--task", "masked-lm"]),
+    "regression": (pair, "csv", ""),
+    "token-classification": (tagged, "jsonl", ""),
+    "token-classification of spans": (spans, "jsonl", ""),
+    "character-spans": (question, "jsonl", "--task character-spans"),
+    "extractive-qa": (question, "jsonl", ""),
+    "single-label beside tags": (both, "jsonl", "--label queue --text Body"),
+    "masked-lm": (lambda n, d: {"text": text(n, d)}, "jsonl", "--task masked-lm"),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_guessed(kind: str, init: Any, tmp_path: Path) -> None:
+def test_each_kind_is_guessed(kind, init, tmp_path):
     row, form, options = KINDS[kind]
-    recipe, said = init(write(tmp_path / "data", row, form), *options)
+    recipe, said = init(write(tmp_path / "data", row, form), *options.split())
     assert recipe["task"]["type"] == kind.split()[0] and "made.yaml" in said
     assert recipe["phases"][0] == {"fine-tune": {"models": ["teacher"]}}
     if kind == "single-label":
@@ -180,7 +168,7 @@ def test_each_kind_is_guessed(kind: str, init: Any, tmp_path: Path) -> None:
         assert recipe["task"]["data"]["columns"] == columns
 
 
-def test_a_file_without_labels_judges_nothing(init: Any, tmp_path: Path) -> None:
+def test_a_file_without_labels_judges_nothing(init, tmp_path):
     """As of a competition. It was evaluated on, and `check` named a column that was not there."""
     data = write(tmp_path / "data", ticket, "csv", {"train": 60})
     for split in ("valid", "test"):
@@ -194,9 +182,7 @@ def test_a_file_without_labels_judges_nothing(init: Any, tmp_path: Path) -> None
     assert recipe["task"]["data"]["folds"] == {"number": 10, "fold": 1}
 
 
-def test_train_may_have_texts_alone_where_teachers_know_the_labels(
-    init: Any, tmp_path: Path
-) -> None:
+def test_train_may_have_texts_alone_where_teachers_know_the_labels(init, tmp_path):
     """The split validation says which column they would be in, and chooses."""
     data = write(tmp_path / "data", ticket, "csv")
     texts = pandas.read_csv(data / "train.csv")
@@ -214,7 +200,7 @@ def test_train_may_have_texts_alone_where_teachers_know_the_labels(
             init(data, teachers=teacher)
 
 
-def test_numbers_beside_names_of_train_are_no_class_ids(init: Any, tmp_path: Path) -> None:
+def test_numbers_beside_names_of_train_are_no_class_ids(init, tmp_path):
     """Of the recipe's labels, in the order of their names, 1 would be `2 stars`."""
     data = write(tmp_path / "data", labelled(lambda n: f"{n % 3 + 1} stars"))
     init(data)
@@ -223,7 +209,7 @@ def test_numbers_beside_names_of_train_are_no_class_ids(init: Any, tmp_path: Pat
         init(data)
 
 
-def test_it_starts_without_torch(models: Path, tmp_path: Path) -> None:
+def test_it_starts_without_torch(models, tmp_path):
     """In a process of its own: here torch is imported already."""
     data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
     program = (
@@ -231,14 +217,12 @@ def test_it_starts_without_torch(models: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     words = ["init", data, "--teacher", models / "encoder", "--output", file]
-    command = [sys.executable, "-c", program, *map(str, words)]
+    command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and file.is_file(), done.stderr
 
 
-def test_trained_teachers_give_the_order_of_labels_and_are_routed(
-    init: Any, tmp_path: Path
-) -> None:
+def test_trained_teachers_give_the_order_of_labels_and_are_routed(init, tmp_path):
     data = write(tmp_path / "data", ticket, "csv")
     recipe, _ = init(data, teachers="second nameless")
     assert recipe["task"]["labels"] == TOY_LABELS[::-1], "the order of `second`"
@@ -252,7 +236,7 @@ def test_trained_teachers_give_the_order_of_labels_and_are_routed(
     assert [*recipe["teachers"]["teacher"]] == ["model"]
 
 
-def test_the_recipe_trains(models: Path, tmp_path: Path) -> None:
+def test_the_recipe_trains(models, tmp_path):
     """One file: a tenth of it is the test split, and nothing chooses an epoch."""
     data, file = write(tmp_path / "data", ticket, "csv", {"all": 100}), tmp_path / "made.yaml"
     arguments = ["init", data / "all.csv", "--teacher", models / "first", "--output", file]
@@ -262,54 +246,46 @@ def test_the_recipe_trains(models: Path, tmp_path: Path) -> None:
     settings = ["training.batch_size=8", "training.epochs=1", "deepspeed=zero0_fp32"]
     done = ds_distill("run", file, *settings, "--folder", tmp_path / "run")
     assert done.exit_code == 0, done.output
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert set(results["phases"][-1]["models"]) == {"teacher", "student", "labels-only"}
-    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    phases = results(tmp_path / "run")["phases"]
+    assert set(phases[-1]["models"]) == {"teacher", "student", "labels-only"}
+    trained = [one for phase in phases for one in phase.get("trained", [])]
     assert all(one["steps"] >= 10 for one in trained), trained
 
 
-ASKED: dict[str, tuple[Row, list[str], str]] = {
-    "which text": (two_texts, [], r"one, two\. Say which: --text"),
-    "no labels": (lambda n, d: {"text": text(n, d)}, [], "no column looks like labels.*--label"),
-    "which label": (
-        lambda n, d: {"text": text(n, d), "rating": n % 5, "topic": TOY_LABELS[n % 3]},
-        [],
-        "rating, topic. Say which: --label",
-    ),
-    "one label": (labelled(lambda n: "one"), [], "1 different label"),
-    "other labels than the teacher's": (
+def rated(number: int, draw: random.Random) -> dict[str, Any]:
+    return {"text": text(number, draw), "rating": number % 5, "topic": TOY_LABELS[number % 3]}
+
+
+ASKED: list[tuple[Row, str, str]] = [
+    (two_texts, "", r"one, two\. Say which: --text"),
+    (lambda n, d: {"text": text(n, d)}, "", "no column looks like labels.*--label"),
+    (rated, "", "rating, topic. Say which: --label"),
+    (labelled(lambda n: "one"), "", "1 different label"),
+    (
         labelled(lambda n: "weather" if n % 2 else "plant"),
-        [],
+        "",
         "not in both are animal, food, plant",
     ),
-    "columns of another task": (
-        ticket,
-        ["--task", "extractive-qa"],
-        "no columns of the task extractive-qa .*ticket, Body",
-    ),
-    "an unknown task": (two_texts, ["--task", "sentences"], "--task sentences: choose one of"),
-    "an unknown column": (
-        two_texts,
-        ["--text", "three"],
-        "--text three: .* columns one, two, label",
-    ),
-}
+    (ticket, "--task extractive-qa", "no columns of the task extractive-qa .*ticket, Body"),
+    (two_texts, "--task sentences", "--task sentences: choose one of"),
+    (two_texts, "--text three", "--text three: .* columns one, two, label"),
+]
 
 
-def test_what_cannot_be_known_is_asked(models: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_known_is_asked(models, tmp_path):
     teacher = ["--teacher", models / "first", "--output", tmp_path / "made.yaml"]
-    places = {case: write(tmp_path / case, row) for case, (row, _, _) in ASKED.items()}
     (tmp_path / "odd.pdf").write_text("x")
-    rows = [(places[case], options, message) for case, (_, options, message) in ASKED.items()]
-    rows += [(tmp_path / "nothing", [], "no such file")]
-    rows += [(tmp_path / "odd.pdf", [], "not a kind of data file")]
+    rows = [(tmp_path / "nothing", "", "no such file")]
+    rows += [(tmp_path / "odd.pdf", "", "not a kind of data file")]
+    for number, (row, options, message) in enumerate(ASKED):
+        rows.append((write(tmp_path / str(number), row), options, message))
     for place, options, message in rows:
         with pytest.raises(UserError, match=message):
-            ds_distill("init", place, *teacher, *options)
+            ds_distill("init", place, *teacher, *options.split())
         assert not (tmp_path / "made.yaml").exists()
 
 
-def test_teachers_that_know_a_part_of_the_labels_say_which(init: Any, tmp_path: Path) -> None:
+def test_teachers_that_know_a_part_of_the_labels_say_which(init, tmp_path):
     """They were refused, though a recipe can have them; without validation, nothing is routed."""
     data = write(tmp_path / "data", ticket, "csv")
     with pytest.raises(UserError, match="no teacher knows weather"):
@@ -329,7 +305,7 @@ def test_teachers_that_know_a_part_of_the_labels_say_which(init: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(("ending", "between"), [("tsv", "\t"), ("conll", "\t"), ("conll", " ")])
-def test_lines_of_conll_are_sentences(ending: str, between: str, init: Any, tmp_path: Path) -> None:
+def test_lines_of_conll_are_sentences(ending, between, init, tmp_path):
     """A file of them was taken for a table of words with labels."""
     (tmp_path / "data").mkdir()
     sentences = [
@@ -354,7 +330,7 @@ def test_lines_of_conll_are_sentences(ending: str, between: str, init: Any, tmp_
             list(open_file(test).rows([]))
 
 
-def test_semicolons_separate_where_the_header_has_no_comma(init: Any, tmp_path: Path) -> None:
+def test_semicolons_separate_where_the_header_has_no_comma(init, tmp_path):
     lines = [f"{TOY_LABELS[n % 3]};{text(n, random.Random(n))}, or so" for n in range(60)]
     data = tmp_path / "all.csv"
     data.write_text("\n".join(["queue;Body", *lines]))
@@ -366,20 +342,16 @@ def test_semicolons_separate_where_the_header_has_no_comma(init: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_squads_nested_form_is_refused_with_the_way_out(
-    indent: int | None, init: Any, tmp_path: Path
-) -> None:
-    question = {"question": "who?", "id": "1", "answers": [{"text": "b", "answer_start": 2}]}
-    paragraphs = [{"context": "a b", "qas": [question]}]
+def test_squads_nested_form_is_refused_with_the_way_out(indent, init, tmp_path):
+    asked = {"question": "who?", "id": "1", "answers": [{"text": "b", "answer_start": 2}]}
+    paragraphs = [{"context": "a b", "qas": [asked]}]
     file = tmp_path / "train.json"
     file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}, indent=indent))
     with pytest.raises(UserError, match=r"SQuAD's nested form .* question, context and answers"):
         init(file)
 
 
-def test_without_a_teacher_it_is_roberta_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_teacher_it_is_roberta_large(tmp_path, monkeypatch):
     data = write(tmp_path / "data", lambda n, d: {"text": "word " * 400, "label": "ab"[n % 2]})
     monkeypatch.chdir(tmp_path)
     assert "Without a GPU that takes days: name a small one" in ds_distill("init", data).output
@@ -387,7 +359,7 @@ def test_without_a_teacher_it_is_roberta_large(
     assert recipe["teachers"] == {"teacher": {"model": "FacebookAI/roberta-large"}}
 
 
-def test_numbers_are_classes_or_numbers(init: Any, tmp_path: Path) -> None:
+def test_numbers_are_classes_or_numbers(init, tmp_path):
     cases = [(5, [], "single-label"), (50, [], "regression"), (5, ["--task", "regression"], None)]
     for most, options, task in cases:
         data = write(tmp_path / "data", labelled(lambda n, most=most: n % most), "csv")
@@ -407,45 +379,32 @@ def sentence(number: int, draw: random.Random) -> dict[str, Any]:
 
 
 BOTH_TAGS = {"pos": datasets.List(WORDS), "ner": datasets.List(PLACES)}
-DECLARED: dict[str, tuple[Row, dict[str, Any], list[str], dict[str, Any]]] = {
-    "more than 20 classes of an unusual name": (
-        labelled(lambda n: n % 30, "what_for"),
-        {"what_for": INTENTS},
-        [],
-        {"type": "single-label", "labels": INTENTS.names},
-    ),
-    "lists beside a text": (
-        labelled(lambda n: [n % 4, 4] if n % 3 else [], "labels"),
-        {"labels": datasets.List(PLACES)},
-        [],
-        {"type": "multi-label", "labels": PLACES.names},
-    ),
-    "tags of a name": (
-        sentence,
-        BOTH_TAGS,
-        ["--label", "ner"],
-        {"type": "token-classification", "labels": PLACES.names},
-    ),
-    "tags that are no entities": (
-        sentence,
-        {"pos": datasets.LargeList(WORDS)},
-        [],
-        {"type": "token-classification", "labels": WORDS.names, "metric": "accuracy"},
-    ),
-}
+NO_ENTITIES = {"pos": datasets.LargeList(WORDS)}
+MANY = labelled(lambda n: n % 30, "what_for")
+NUMBERS = labelled(lambda n: [n % 4, 4] if n % 3 else [], "labels")
 
 
-@pytest.mark.parametrize("case", DECLARED)
-def test_class_ids_with_names_are_classes(case: str, init: Any, tmp_path: Path) -> None:
-    row, named, options, wanted = DECLARED[case]
+@pytest.mark.parametrize(
+    ("row", "named", "options", "wanted"),
+    [
+        (MANY, {"what_for": INTENTS}, [], ("single-label", INTENTS, None)),
+        (NUMBERS, {"labels": datasets.List(PLACES)}, [], ("multi-label", PLACES, None)),
+        (sentence, BOTH_TAGS, ["--label", "ner"], ("token-classification", PLACES, None)),
+        (sentence, NO_ENTITIES, [], ("token-classification", WORDS, "accuracy")),
+    ],
+    ids=["more than 20, unusual name", "lists beside a text", "tags of a name", "no entities"],
+)
+def test_class_ids_with_names_are_classes(row, named, options, wanted, init, tmp_path):
     data = write(tmp_path / "data", row, "parquet", named=named)
     task = init(data, *options)[0]["task"]
-    assert {key: task.get(key) for key in wanted} == wanted
-    if "tags" in case:
+    kind, declared, metric = wanted
+    assert (task["type"], task["labels"]) == (kind, declared.names)
+    assert metric is None or task["metric"] == metric
+    if row is sentence:
         assert task["data"]["columns"] == {"tags": options[-1] if options else "pos"}
 
 
-def test_of_several_columns_of_tags_one_is_asked_for(init: Any, tmp_path: Path) -> None:
+def test_of_several_columns_of_tags_one_is_asked_for(init, tmp_path):
     data = write(tmp_path / "data", sentence, "parquet", named=BOTH_TAGS)
     with pytest.raises(UserError, match=r"tags\?.*pos, ner\. Say which: --label"):
         init(data)

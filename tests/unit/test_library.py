@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
+from runs import written
 from toys import TOY_LABELS, make_toy_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -33,6 +35,7 @@ from ds_distill import (
     load_recipe,
     run_recipe,
 )
+from ds_distill.engine.world import World
 from ds_kernels import masked_kl
 
 TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese", "fog"]
@@ -46,7 +49,7 @@ def python(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_import_leaves_the_process_alone_and_recipes_load_without_torch() -> None:
+def test_import_leaves_the_process_alone_and_recipes_load_without_torch():
     python(
         """
 import os, random, sys, warnings
@@ -61,7 +64,7 @@ assert "torch" not in sys.modules
     )
 
 
-def test_models_and_losses_need_no_deepspeed_and_the_engine_changes_no_variable() -> None:
+def test_models_and_losses_need_no_deepspeed_and_the_engine_changes_no_variable():
     """But for one that deepspeed sets itself."""
     python(
         """
@@ -85,7 +88,7 @@ assert changed <= {"PYTORCH_NVML_BASED_CUDA_CHECK"}, changed
     )
 
 
-def test_every_name_is_there_and_documented() -> None:
+def test_every_name_is_there_and_documented():
     assert set(ds_distill.__all__) <= set(dir(ds_distill))
     for name in set(ds_distill.__all__) - {"__version__"}:
         value = getattr(ds_distill, name)
@@ -106,13 +109,13 @@ def overrides(kind: type, method: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy(tmp_path_factory):
     """A classifier of the toy task."""
     return make_toy_classifier(tmp_path_factory.mktemp("library") / "toy")
 
 
 @pytest.fixture(scope="module")
-def inputs(toy: Path) -> Any:
+def inputs(toy):
     return AutoTokenizer.from_pretrained(toy)(TEXTS, padding=True, return_tensors="pt")
 
 
@@ -134,10 +137,9 @@ def batch_for(models: int, inputs: Any, **given: Any) -> Batch:
     return Batch.from_views(dict.fromkeys(["student", "a", "b", "c"][: 1 + models], view), **given)
 
 
-def test_a_loss_is_the_mean_over_the_batch(toy: Path, inputs: Any) -> None:
-    models = bundle(
-        toy, terms={"kl": KL({"temperature": 2.0}), "ce": CrossEntropy({"weight": 0.5})}
-    )
+def test_a_loss_is_the_mean_over_the_batch(toy, inputs):
+    terms = {"kl": KL({"temperature": 2.0}), "ce": CrossEntropy({"weight": 0.5})}
+    models = bundle(toy, terms=terms)
     labels = torch.tensor([0, 2, -1, 1])
     parts = models(batch_for(1, inputs, labels=labels))
     student, teacher = models.student(**inputs).logits, models.teachers["a"](**inputs).logits
@@ -165,7 +167,7 @@ class AllRows(Shortest):
         return seen.student.logits.square().mean(dim=1)
 
 
-def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> None:
+def test_a_term_of_your_own_counts_rows_of_its_own(toy, inputs):
     models = bundle(toy, 0, {"mine": Shortest({})})
     short = torch.tensor([1, 3])
     loss = models(batch_for(0, inputs, row_sets={"short": short}))["loss"]
@@ -178,7 +180,7 @@ def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> No
 # ---------------------------------------------------------------------------------- batches
 
 
-def test_keys_follow_the_tokens_not_the_padding(inputs: Any, toy: Path) -> None:
+def test_keys_follow_the_tokens_not_the_padding(inputs, toy):
     tokenizer = AutoTokenizer.from_pretrained(toy)
     keys = batch_for(0, inputs).keys
     assert keys.dtype == torch.int64 and len({tuple(key) for key in keys.tolist()}) == len(TEXTS)
@@ -193,14 +195,14 @@ def test_keys_follow_the_tokens_not_the_padding(inputs: Any, toy: Path) -> None:
     assert batch_for(0, inputs, keys=given).keys.equal(torch.from_numpy(given))
 
 
-def test_labels_and_counts(inputs: Any) -> None:
+def test_labels_and_counts(inputs):
     batch = batch_for(0, inputs, labels=torch.tensor([1, -1, -100, 0], dtype=torch.int32))
     assert batch.labels.tolist() == [1, -100, -100, 0] and batch.labels.dtype == torch.int64
     assert {name: int(count) for name, count in batch.counts.items()} == {"all": 4, "labelled": 2}
     assert "labelled" not in batch_for(0, inputs).row_sets
 
 
-def test_a_batch_that_cannot_be_is_refused(inputs: Any) -> None:
+def test_a_batch_that_cannot_be_is_refused(inputs):
     view = PaddedView(**inputs)
     short = PaddedView(**{name: value[:2] for name, value in inputs.items()})
     views, kept = {"student": view}, r"row_sets\['mine'\] must be "
@@ -233,7 +235,7 @@ def test_a_batch_that_cannot_be_is_refused(inputs: Any) -> None:
 # --------------------------------------------------------------------------- errors with rules
 
 
-def test_a_bundle_that_has_no_loss_says_why(toy: Path, inputs: Any) -> None:
+def test_a_bundle_that_has_no_loss_says_why(toy, inputs):
     """A row set, a count, a teacher, a state, a view or a label that is not there."""
     none, one, two = (batch_for(models, inputs) for models in range(3))
     some = {"a": Signals(torch.zeros(4, 3), reported=torch.arange(4) < 2)}
@@ -271,7 +273,7 @@ def test_a_bundle_that_has_no_loss_says_why(toy: Path, inputs: Any) -> None:
     assert bundle(toy, 2, router=Router("mt-bert"))(labelled)["loss"] > 0
 
 
-def test_policies_that_are_none() -> None:
+def test_policies_that_are_none():
     rows: list[tuple[Any, str]] = [
         ("chosen", r"`chosen` stands for.*routing\.json"),
         ("averge", r"no policy 'averge'\. Did you mean `average`"),
@@ -288,34 +290,28 @@ def test_policies_that_are_none() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def finished(toy_settings, tmp_path_factory):
     """What a short run returned, beside what the process was before and after it."""
-    import os
-
-    import yaml
-
-    from ds_distill import FinishedRun
-    from ds_distill.engine.world import World
-
     folder = tmp_path_factory.mktemp("run")
-    settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1}}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     World.stop()  # another file's, which this run would leave as it is
-    before = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
-    done = run_recipe(load_recipe(folder / "toy.yaml"), folder / "run")
-    after = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
-    assert isinstance(done, FinishedRun)
-    return done, before, after
+
+    def state() -> tuple[Any, ...]:
+        return dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
+
+    before, recipe = state(), load_recipe(written(toy_settings, folder), ["training.epochs=1"])
+    done = run_recipe(recipe, folder / "run")
+    assert isinstance(done, ds_distill.FinishedRun)
+    return done, before, state()
 
 
-def test_a_run_leaves_the_process_alone(finished: Any) -> None:
+def test_a_run_leaves_the_process_alone(finished):
     _, before, after = finished
     assert after[0] == before[0] and after[2] == before[2]
     assert torch.equal(after[1], before[1])
     assert not torch.distributed.is_initialized()
 
 
-def test_a_run_returns_what_it_wrote(finished: Any, toy_task: Path) -> None:
+def test_a_run_returns_what_it_wrote(finished, toy_task):
     done, _, _ = finished
     assert done.report.is_file() and done.results["student"] in ("average", "expertise")
     student = AutoModelForSequenceClassification.from_pretrained(done.student)
@@ -324,7 +320,7 @@ def test_a_run_returns_what_it_wrote(finished: Any, toy_task: Path) -> None:
     assert again.results["phases"] == done.results["phases"]
 
 
-def test_a_router_reads_a_runs_file(finished: Any, toy: Path, inputs: Any) -> None:
+def test_a_router_reads_a_runs_file(finished, toy, inputs):
     folder = finished[0].folder
     for path in (folder / "routing.safetensors", str(folder / "routing.safetensors")):
         router = Router({"policy": "expertise", "conflict": "best-expert"}, fitted=path)
@@ -335,10 +331,10 @@ def test_a_router_reads_a_runs_file(finished: Any, toy: Path, inputs: Any) -> No
 # --------------------------------------------------------------------------------- evaluation
 
 
-def test_evaluation_counts_what_is_right(toy: Path, inputs: Any) -> None:
-    model = classifier(toy).train()
+def test_evaluation_counts_what_is_right(toy, inputs):
+    model = classifier(toy)
     with torch.no_grad():
-        predicted = model.eval()(**inputs).logits.argmax(dim=1)
+        predicted = model(**inputs).logits.argmax(dim=1)
     labels = predicted.clone()
     labels[0] = (labels[0] + 1) % 3
     labels[3] = -100
@@ -354,10 +350,11 @@ def test_evaluation_counts_what_is_right(toy: Path, inputs: Any) -> None:
     assert model.training, "the model is as it was"
 
 
-def test_evaluation_needs_labels(toy: Path, inputs: Any) -> None:
-    with pytest.raises(ValueError, match="each batch needs `labels`"):
-        evaluate(classifier(toy), [dict(inputs)])
-    with pytest.raises(ValueError, match=r"one for each example: those of a batch are \[4, 2\]"):
-        evaluate(classifier(toy), [{**inputs, "labels": torch.zeros(4, 2).long()}])
-    with pytest.raises(ValueError, match="none of the examples has a label"):
-        evaluate(classifier(toy), [{**inputs, "labels": torch.full((4,), -1)}])
+def test_evaluation_needs_labels(toy, inputs):
+    for labels, rule in (
+        ({}, "each batch needs `labels`"),
+        ({"labels": torch.zeros(4, 2).long()}, r"one for each example: .* batch are \[4, 2\]"),
+        ({"labels": torch.full((4,), -1)}, "none of the examples has a label"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            evaluate(classifier(toy), [{**inputs, **labels}])

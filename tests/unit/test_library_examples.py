@@ -14,21 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from runs import command_line, written
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 from transformers import AutoModelForSequenceClassification
-from typer.testing import CliRunner
 
+import ds_distill as package
 from ds_distill.check.check import check_all
-from ds_distill.cli import app
 from ds_distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readmes_lines_for_own_data_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_readmes_lines_for_own_data_hold(tmp_path, monkeypatch):
     """As a shell reads them; what they run last is checked here, and run by tests/e2e."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     line = re.search(r"^ds-distill (init DATA .*) && ds-distill run my\.yaml$", page, re.MULTILINE)
@@ -38,7 +35,7 @@ def test_the_readmes_lines_for_own_data_hold(
     teachers = {"A", "B"} & {*shlex.split(line[1])}
     for name in teachers:
         make_toy_classifier(tmp_path / name)
-    done = CliRunner().invoke(app, shlex.split(line[1]), catch_exceptions=False)
+    done = command_line(*shlex.split(line[1]))
     assert done.exit_code == 0, done.output
     recipe = load_recipe("my.yaml")
     check_all(recipe)
@@ -47,7 +44,7 @@ def test_the_readmes_lines_for_own_data_hold(
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, ds_distill: Any) -> Path:
+def place(tmp_path_factory, ds_distill):
     """A folder in which what the examples name is there: data, models, a recipe and its cache."""
     folder = write_toy_task(tmp_path_factory.mktemp("examples"), {"train": 80, "test": 30})
     teacher = make_toy_classifier(folder / "models" / "bert")
@@ -65,31 +62,33 @@ def place(tmp_path_factory: pytest.TempPathFactory, ds_distill: Any) -> Path:
         ],
     }
     (folder / "DATA").symlink_to(folder)
-    (folder / "my.yaml").write_text(yaml.safe_dump(recipe))
+    written(recipe, folder, "my")
     done = ds_distill("cache", "build", "my.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def blocks(document: str) -> list[str]:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def run(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+@pytest.fixture
+def run(place, monkeypatch):
+    """Run the page's block of a number; the names that it leaves."""
     monkeypatch.chdir(place)
-    names: dict[str, Any] = {}
-    exec(compile(code, "example", "exec"), names)
-    return names
+
+    def run(number: int) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(compile(BLOCKS[number], "example", "exec"), names)
+        return names
+
+    return run
 
 
-def test_an_example_trains_on_the_teachers_logits(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = blocks("docs/library.md")[0]
-    names = run(code, place, monkeypatch)
+def test_an_example_trains_on_the_teachers_logits(run, place, capsys):
+    names = run(0)
     assert capsys.readouterr().out.startswith("epoch 0: loss of the last batch ")
-    assert sum(1 for line in code.splitlines() if line.strip()) <= 25
+    assert sum(1 for line in BLOCKS[0].splitlines() if line.strip()) <= 25
     assert torch.isfinite(names["loss"]) and names["student"].num_labels == len(TOY_LABELS)
     bert = AutoModelForSequenceClassification.from_pretrained(place / "models" / "bert")
     inputs = names["tokenizer"](names["chosen"], padding=True, return_tensors="pt")
@@ -98,39 +97,32 @@ def test_an_example_trains_on_the_teachers_logits(
     torch.testing.assert_close(names["teacher"].logits, expected, atol=2e-3, rtol=2e-3)
 
 
-def test_the_page_on_teachers_in_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = run(blocks("docs/library.md")[1], place, monkeypatch)
+def test_the_page_on_teachers_in_memory(run):
+    names = run(1)
     assert set(names["parts"]) == {"loss", "kl", "cross_entropy"}
     assert names["signals"]["student"].logits.shape == (2, 3)
 
 
-def test_the_page_on_recipes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = run(blocks("docs/library.md")[2], place, monkeypatch)
-    assert (place / names["done"].student / "model.safetensors").is_file()
-    names = run(blocks("docs/library.md")[3], place, monkeypatch)
-    assert set(names["found"]["probabilities"]) == set(TOY_LABELS)
+def test_the_page_on_recipes(run, place):
+    assert (place / run(2)["done"].student / "model.safetensors").is_file()
+    assert set(run(3)["found"]["probabilities"]) == set(TOY_LABELS)
 
 
-def test_the_page_names_what_the_package_names() -> None:
-    import ds_distill
-
-    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    table = "".join(line for line in page.splitlines() if line.startswith("| `"))
+def test_the_page_names_what_the_package_names():
+    table = "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
     named = {name.partition(".")[0] for name in re.findall(r"`([A-Za-z_.]+)`", table)}
-    assert set(ds_distill.__all__) - {"__version__"} <= named
-    tree = ast.parse("".join(blocks("docs/library.md")))
+    assert set(package.__all__) - {"__version__"} <= named
+    tree = ast.parse("".join(BLOCKS))
     imported = {
         alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "ds_distill"
         for alias in node.names
     }
-    assert imported <= set(ds_distill.__all__)
+    assert imported <= set(package.__all__)
 
 
-def test_the_script_learns_from_the_cache_alone(
-    place: Path, command_environment: dict[str, str]
-) -> None:
+def test_the_script_learns_from_the_cache_alone(place, command_environment):
     """The labels are taken away; the student comes nearer to the teacher all the same."""
     lines = (place / "train.jsonl").read_text().splitlines()
     texts = [{"text": json.loads(line)["text"]} for line in lines]
