@@ -1,33 +1,42 @@
-"""What models are asked for, and what is kept of them."""
+"""What models are asked for, what is kept of them, and encoders that run without their
+modules, where nothing needs these: with the same numbers."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from families import WIDTH, built, config_of, padded_view
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from families import LAYERS, WIDTH, built, config_of, padded_view
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+from unit.test_packed import FAMILIES, HEADS, models
 
 from ds_distill.models.attention import SEEN_FAMILIES, unseen_attention
 from ds_distill.models.capture import CAPTURED, capturing
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.load import checkpoint_activations, set_dropout
-from ds_distill.models.packed import ATTENTION
-from ds_distill.models.packing import packed_attention
+from ds_distill.models.packed import ATTENTION, parts_called
 from ds_distill.reads import Reads
-from ds_distill.views import PackedView
+from ds_distill.views import PackedView, View
 
 LENGTHS = [9, 4, 12]
-FAMILIES = ("bert", "roberta", "electra", "distilbert", "albert", "mobilebert")
+COMPARED = ("bert", "roberta", "electra", "distilbert", "albert", "mobilebert")
 
 
 IMPLEMENTED = [
-    *((family, attention) for family in FAMILIES for attention in ("eager", "sdpa")),
-    *((family, ATTENTION) for family in FAMILIES if family not in ("albert", "mobilebert")),
+    *((family, attention) for family in COMPARED for attention in ("eager", "sdpa")),
+    *((family, ATTENTION) for family in COMPARED if family not in ("albert", "mobilebert")),
 ]
 
 
@@ -56,7 +65,7 @@ def test_attention_computed_again_is_what_the_model_gives(family: str, attention
 
 def test_the_families_that_are_seen_were_compared() -> None:
     same_code = {"xlm-roberta", "camembert"}  # RoBERTa's
-    assert set(SEEN_FAMILIES) - same_code == set(FAMILIES)
+    assert set(SEEN_FAMILIES) - same_code == set(COMPARED)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_attention_that_the_kernel_cannot_see_is_refused(family: str, more, reas
     assert "share 1 heads" in str(unseen_attention(config))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "deberta-v2"])
+@pytest.mark.parametrize("family", [*COMPARED, "deberta-v2"])
 def test_states_of_layers_are_those_of_transformers(family: str) -> None:
     given, layers = padded_view(LENGTHS, rows=True), {0, 1, 2, 3, -1, -2}
     kind = AutoModel if family == "mobilebert" else AutoModelForMaskedLM
@@ -88,29 +97,6 @@ def test_states_of_layers_are_those_of_transformers(family: str) -> None:
     assert found.output is None and found.hidden.keys() == layers
     for layer, state in found.hidden.items():
         assert torch.equal(state, wanted[layer].flatten(0, 1)[given.positions])
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert"])
-def test_packed_models_give_what_padded_ones_give(family: str) -> None:
-    given, layers = padded_view(LENGTHS, rows=True), {0, 2, -1}
-    model = built(family, AutoModelForMaskedLM)
-    packed = built(family, AutoModelForMaskedLM, packed_attention(model.config) or "eager")
-    of = Reads(layers, *[{1, -1}] * 3)
-    with torch.no_grad():
-        wanted, found = (
-            read_signals(model, given, of),
-            read_signals(packed, PackedView.of(given), of),
-        )
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
-    for layer in layers:
-        torch.testing.assert_close(found.hidden[layer], wanted.hidden[layer], rtol=1e-4, atol=1e-5)
-    assert found.attention.keys() == {1, -1}
-    for layer, own in wanted.attention.items():
-        other = found.attention[layer]
-        assert torch.equal(own.mask, other.mask) and own.scale == other.scale
-        for name in ("queries", "keys", "values"):
-            one, two = (getattr(a, name) * a.mask[:, None, :, None] for a in (own, other))
-            torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_else_is_kept() -> None:
@@ -174,3 +160,104 @@ def test_a_saved_student_does_not_name_the_capture(tmp_path: Path) -> None:
     assert model.config._attn_implementation == "sdpa"
     model.save_pretrained(tmp_path)
     assert CAPTURED not in (tmp_path / "config.json").read_text(encoding="utf-8")
+
+
+FLAT = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+"""Families whose padded and packed passes are flat; of DeBERTa packed ones are."""
+FLAT_CASES = [(name, packed) for name in FLAT for packed in (False, True)]
+FLAT_CASES += [(name, True) for name in FAMILIES if "deberta" in name]
+
+
+def made(family: str, packed: bool, rows: bool = False) -> tuple[PreTrainedModel, View]:
+    view = padded_view([7, 12, 5], rows=rows)
+    model: PreTrainedModel = models(family, HEADS[rows])[packed].requires_grad_(False)
+    return model, PackedView.of(view) if packed else view
+
+
+def modules_called(model: PreTrainedModel, view: View, reads: Reads) -> tuple[Any, int]:
+    """What a pass gives, and how many of its layers, or their parts, it calls."""
+    called: list[int] = []
+    hooks = [
+        part.register_forward_hook(lambda *_: called.append(1))
+        for part in parts_called(model.config, model.base_model.encoder.layer)
+    ]
+    signals = read_signals(model, view, reads)
+    for hook in hooks:
+        hook.remove()
+    return signals, len(called)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("family", "packed"), FLAT_CASES)
+def test_a_flat_pass_gives_the_numbers_of_the_modules(
+    family: str, packed: bool, rows: bool
+) -> None:
+    """To the bit; also what is taken of its states and its attention."""
+    model, view = made(family, packed, rows)
+    layers = () if "deberta" in family else (1, -1)
+    reads = Reads((0, 1, -1), queries=layers, keys=layers, values=layers)
+    own, count = modules_called(model, view, reads)  # with gradients
+    assert count >= LAYERS
+    with torch.no_grad():
+        read_signals(model, view)  # the first pass looks whether it can run flat
+        found, count = modules_called(model, view, reads)
+    assert count == 0
+    assert found.hidden.keys() == own.hidden.keys() == {0, 1, -1}
+    for layer, state in own.hidden.items():
+        assert torch.equal(found.hidden[layer], state)
+    torch.testing.assert_close(found.logits, own.logits, rtol=1e-6, atol=1e-6)  # head as `own`'s
+    for layer in layers:
+        for name in ("queries", "keys", "values"):
+            ours, theirs = (getattr(of.attention[layer], name) for of in (found, own))
+            assert torch.equal(ours, theirs)
+
+
+def shifted(layer: Any) -> None:
+    own = layer.forward
+    layer.forward = lambda *inputs, **options: own(*inputs, **options) + 1
+
+
+def is_trained(model: PreTrainedModel) -> None:
+    model.base_model.train()
+
+
+def is_sharded(model: PreTrainedModel) -> None:
+    next(model.base_model.encoder.parameters()).ds_id = 0
+
+
+def computes_more(model: PreTrainedModel) -> None:
+    shifted(model.base_model.encoder.layer[1])
+
+
+@pytest.mark.parametrize("change", [is_trained, is_sharded, computes_more])
+def test_layers_are_called_where_they_must(change: Callable[[PreTrainedModel], None]) -> None:
+    model, view = made("bert", packed=False)
+    change(model)
+    with torch.no_grad():
+        read_signals(model, view)
+        _, count = modules_called(model, view, Reads((-1,)))
+    assert count == LAYERS
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v3"])
+def test_a_flat_pass_follows_its_weights(family: str) -> None:
+    """Changed in place, cast and put elsewhere, as engines do, between two passes."""
+    model, view = made(family, packed=True)
+    with torch.no_grad():
+        before = read_signals(model, view).logits
+        model.base_model.encoder.layer[0].output.dense.weight.mul_(2)
+        model.double()
+        after = read_signals(model, view).logits
+    own = read_signals(model, view).logits  # with gradients: modules
+    assert after.dtype == torch.float64 and not torch.allclose(before.double(), after)
+    torch.testing.assert_close(after, own)
+
+
+def test_a_copy_runs_by_its_own_weights() -> None:
+    model, view = made("bert", packed=False)
+    with torch.no_grad():
+        before = read_signals(model, view).logits
+        other = copy.deepcopy(model)
+        other.base_model.encoder.layer[0].output.dense.weight.mul_(2)
+        assert not torch.allclose(read_signals(other, view).logits, before)
+        assert torch.equal(read_signals(model, view).logits, before)

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import datasets
 import kinds
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.open_source import fold_numbers, open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source, has_labels
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.references import resolve_data
 from ds_distill.recipe.tasks import TASKS, MaskedLM, SingleLabel, Task
 
 OURS = ["no", "yes"]
@@ -295,14 +293,6 @@ def test_examples_of_a_test_split_go_to_the_first(root):
         fold(root, 2, ["train"], 4)
 
 
-def test_groups_stay_together():
-    groups = np.random.default_rng(0).integers(-(2**62), 2**62, (200, 2))
-    numbers = fold_numbers(groups.repeat(3, axis=0), 10)
-    assert (numbers.reshape(200, 3) == numbers[::3, None]).all()
-    assert set(numbers) == set(range(1, 11))
-    assert np.bincount(numbers, minlength=11)[1:].min() > 20
-
-
 def test_folds_of_docstrings_hold_whole_files(tmp_path):
     data = {"path": "docstrings:json,email,asyncio", "splits": {"train": "train"}}
     folds = {"number": 2, "fold": 1}
@@ -333,23 +323,6 @@ def test_data_by_name(root):
     assert source.read("a")["label"][:] == [0, 1, 2, 0]
     with pytest.raises(UserError, match=r"train.jsonl:1: label 'yes'"):
         source.read("train")
-
-
-@pytest.mark.parametrize(
-    ("path", "folder", "expected"),
-    [
-        ("data:own", None, ["data:own", "data_folder=DIR", "not set"]),
-        ("data:ownn", "", ["data:ownn", "data_folder=", "it holds: other, own", "`own`"]),
-        ("data:own/../own", "", ["not in data_folder"]),
-        ("data:/etc", "", ["not in data_folder"]),
-        ("data:", "", ["not in data_folder"]),
-        ("data:own", "nowhere", ["there is no such folder"]),
-    ],
-)
-def test_data_by_a_wrong_name(path, folder, expected, root):
-    with pytest.raises(UserError) as refusal:
-        resolve_data(path, None if folder is None else str(root / folder))
-    assert all(part in str(refusal.value) for part in expected), refusal.value
 
 
 # --------------------------------------------------------------------- a split of several parts

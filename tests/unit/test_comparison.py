@@ -179,29 +179,6 @@ def test_a_teacher_that_says_nan_is_refused():
         check_signals("validation", examples, signals)
 
 
-def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
-    """Pure noise, eight texts of each file, all alike: dealt text by text, a gate that saw the
-    others of a file knows the label."""
-    generator = torch.Generator().manual_seed(2)
-    files = 60
-    truth = truth_of(files, generator).repeat(8).numpy()
-    signals = {
-        name: Signals(
-            torch.randn(files, 4, generator=generator).repeat(8, 1),
-            {-1: torch.randn(files, 100, generator=generator).repeat(8, 1)},
-        )
-        for name in ("first", "second")
-    }
-    groups = torch.arange(2 * files).reshape(files, 2).repeat(8, 1)
-    examples = Examples(keys_of(8 * files), truth, groups)
-    by_text = compare(signals, truth, examples.keys, LABELS)
-    by_file = compare(signals, truth, examples.keys, LABELS, group_keys=examples.group_keys)
-    assert by_text.choice == "gate" and by_text.policies["gate"].score > 0.9
-    assert by_file.choice == "average" and by_file.policies["gate"].score < 0.5
-    low, high = by_file.policies["gate"].interval
-    assert high - low > 0.15, "files are drawn, not texts"
-
-
 @pytest.mark.parametrize(
     ("metric", "policies", "chosen"),
     [
@@ -236,13 +213,14 @@ def test_policies_are_compared_by_the_tasks_metric():
     found = compare(signals, truth, keys, LABELS, task_metric=task_metric)
     assert found.metric == task_metric.name
     metric = build_metric("classes", task_metric, LABELS)
+
+    def score(logits):
+        return pytest.approx(metric.value(ClassPredictions(logits.numpy(), truth)), abs=1e-6)
+
     for name, outputs in signals.items():
-        wanted = metric.value(ClassPredictions(outputs.logits.numpy(), truth))
-        assert found.teachers[name].score == pytest.approx(wanted)
-    average = ClassPredictions(
-        sum(outputs.logits for outputs in signals.values()).numpy() / 2, truth
-    )
-    assert found.policies["average"].score == pytest.approx(metric.value(average), abs=1e-6)
+        assert found.teachers[name].score == score(outputs.logits)
+    average = sum(outputs.logits for outputs in signals.values()) / 2
+    assert found.policies["average"].score == score(average)
     gate = found.policies["gate"]
     assert gate.difference == pytest.approx(gate.score - found.policies["average"].score)
     assert gate.interval[0] <= gate.difference <= gate.interval[1]

@@ -16,7 +16,7 @@ from ds_distill.data.docstrings import (
 )
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.tasks import Columns, Data, MaskedLM, SingleLabel, Task
+from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel, Task
 
 MODULE = '''"""Module {number} of {package} says a {word} or two.
 
@@ -191,29 +191,3 @@ def test_a_second_reading_extracts_nothing_until_a_file_changes(tmp_path, monkey
     second = docstring_corpus(["fakethree"], tmp_path / "cache")
     assert second != first
     assert len(datasets.Dataset.from_file(str(second))) == 2
-
-
-# --------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (task("docstrings:"), ["''", "docstrings:PACKAGE"]),
-        (task("docstrings:fakeone,fakeone"), ["'fakeone'", "twice"]),
-        (task("docstrings:nosuchpackage"), ["'nosuchpackage'", "pip install nosuchpackage"]),
-        (task("docstrings:sys"), ["'sys'", "no Python files"]),
-        (task("docstrings:fakeempty"), ["'fakeempty'", "no docstring paragraphs"]),
-        (task(labels=["fakeone", "other"]), ["task.labels", "'faketwo'"]),
-        (task(columns=Columns(text_b="b")), ["task.data.columns.text_b"]),
-        (task(per_class={"dev": 1}), ["'dev'", "train, transfer, validation, test"]),
-        (task(splits={"test": "validation"}), ["'train'", "test"]),
-    ],
-)
-def test_bad_input_is_refused(given, expected, packages, tmp_path):
-    (tmp_path / "site" / "fakeempty.py").write_text('"""Short."""')
-    with pytest.raises(UserError) as refusal:
-        open_source(given, tmp_path / "cache").read("train")
-    message = str(refusal.value)
-    assert all(part in message for part in expected), message
-    assert "\n" not in message

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kinds import TAGS, asked, collator, jsonl, read
 from slow_windows import first_tokens
 from toys import make_tiny_bert, toy_vocabulary
@@ -130,22 +128,6 @@ def test_words_of_a_text_have_tags_that_are_no_entities(
 
 
 KNOWN = ["the", "cat", "saw", "a", "very", "old", "dog", "\u200b", "abcdefghijklmnopqrs"]
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from(KNOWN), max_size=40))
-def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: list[str]) -> None:
-    seen = set()
-    for window in tagger._windows([words], [None]):
-        first, here = window["first"], window["words"]
-        assert words[first : first + len(here)] == here
-        tokens = len(tagger.tokenizer(here, is_split_into_words=True)["input_ids"])
-        assert tokens <= tagger.max_length or len(here) == 1
-        seen.update(range(first, first + len(here)))
-    assert seen == set(range(len(words)))
-    [found] = tagger.predictions([words])
-    tags = zip(words, found["predicted"], strict=True)
-    assert all(tag == "O" for word, tag in tags if word == "\u200b")
 
 
 def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: Path) -> None:

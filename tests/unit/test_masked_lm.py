@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.tokenizer import same_tokens
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import score_tokens
@@ -31,40 +29,11 @@ from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm
 from ds_distill.models.load import MASKED_LM, load_model
-from ds_distill.recipe import dump_recipe, load_recipe
-from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel
+from ds_distill.recipe.tasks import Data, MaskedLM
 from ds_distill.types import Signals
 from ds_distill.views import PaddedView
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
-
-# ---------------------------------------------------------------------------------- recipe
-
-
-def write_recipe(folder: Path, task: object) -> str:
-    recipe = {
-        "name": "mlm",
-        "task": task,
-        "student": {"model": "some/model"},
-        "phases": [{"fine-tune": {"models": "student"}}],
-    }
-    path = folder / "mlm.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return str(path)
-
-
-def test_the_type_of_the_task_decides_what_it_may_say(tmp_path: Path) -> None:
-    data = {"path": "texts"}
-    masked = load_recipe(
-        write_recipe(tmp_path, {"type": "masked-lm", "data": data}), ["task.masking.seed=7"]
-    )
-    assert isinstance(masked.task, MaskedLM)
-    assert (masked.task.masking.rate, masked.task.masking.seed) == (0.15, 7)
-    again = tmp_path / "again.yaml"
-    again.write_text(dump_recipe(masked), encoding="utf-8")
-    assert load_recipe(str(again)) == masked
-    # As before there were two types.
-    assert isinstance(load_recipe(write_recipe(tmp_path, {"data": data})).task, SingleLabel)
 
 
 # ------------------------------------------------------------------------------------ texts
@@ -160,32 +129,6 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
         ValueError, match=r"has \d+ rows of teacher 'bert' for .* of \d+ masked tokens"
     ):
         collate(np.array([3, 0, 2]), 7)
-
-
-def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None:
-    """BERT's tokenizer gives token types and DistilBERT's none; the masks are the same."""
-    from transformers import BertTokenizer, DistilBertTokenizer
-
-    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
-    bert, distilbert = BertTokenizer(vocab=words), DistilBertTokenizer(vocab=words)
-    assert same_tokens(bert, distilbert)
-    assert not same_tokens(bert, BertTokenizer(vocab=words, do_lower_case=False))
-    split = datasets.Dataset.from_dict(
-        {"text": ["a a a a a a"], "label": [-1], "key_hi": [1], "key_lo": [2]}
-    )
-    tables = {}
-    for name, tokenizer in {"bert": bert, "student": distilbert}.items():
-        tokenise(split, tokenizer, 8, tmp_path / f"{name}.arrow")
-        tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
-    collate = Collator(Examples.of(split), tables, masked_rows(Masking.of(bert, 0.5, 0)))
-    views = collate(np.array([0])).views
-    shown = [collate(np.array([0]), epoch).views["bert"].input_ids for epoch in (0, 1)]
-    assert torch.equal(views["bert"].input_ids, shown[0])
-    assert not torch.equal(*shown)
-    assert views["student"].token_type_ids is None
-    assert views["bert"].token_type_ids is not None
-    assert torch.equal(views["bert"].input_ids, views["student"].input_ids)
-    assert torch.equal(views["bert"].positions, views["student"].positions)  # type: ignore[arg-type]
 
 
 def test_every_token_may_be_a_row_and_the_masks_stay(

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from ds_distill.models import packed_deberta, packing
+from ds_distill.models.attention import SEEN_FAMILIES
 from ds_distill.models.capture import Captured
 from ds_distill.models.encoder import classifier_logits, read_signals
 from ds_distill.models.packed import ATTENTION, _flash, attend, packed_states
@@ -48,14 +49,22 @@ def models(family, kind):
 
 
 def difference(family, kind, view):
-    """The largest one of logits and states, as a share of the largest number where that is above
-    1: logits of so wide random weights reach 5."""
+    """The largest one of logits, states and what attention reads, as a share of the largest number
+    where that is above 1: logits of so wide random weights reach 5."""
     padded, packed = models(family, kind)
+    seen = (1, -1) if family in SEEN_FAMILIES else ()
+    reads = Reads(OF_LAYERS, queries=seen, keys=seen, values=seen)
     with torch.no_grad():
-        wanted = read_signals(padded, view, Reads(OF_LAYERS))
-        outputs = read_signals(packed, PackedView.of(view), Reads(OF_LAYERS))
+        wanted = read_signals(padded, view, reads)
+        outputs = read_signals(packed, PackedView.of(view), reads)
         pairs = [(outputs.logits, wanted.logits)]
         pairs += [(outputs.hidden[layer], wanted.hidden[layer]) for layer in OF_LAYERS]
+    assert outputs.attention.keys() == wanted.attention.keys() == {*seen}
+    for layer, of in wanted.attention.items():
+        own, real = outputs.attention[layer], of.mask[:, None, :, None]
+        assert torch.equal(own.mask, of.mask) and own.scale == of.scale
+        parts = ("queries", "keys", "values")
+        pairs += [(getattr(own, part) * real, getattr(of, part) * real) for part in parts]
     assert all(one.shape == other.shape for one, other in pairs)
     return max(
         float((one - other).abs().max()) / max(1.0, float(other.abs().max()))

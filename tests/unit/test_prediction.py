@@ -21,9 +21,7 @@ from transformers import (
     BertForSequenceClassification,
     pipeline,
 )
-from typer.testing import CliRunner
 
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.predictors.file import predict_file
 from ds_distill.predictors.prediction import load_predictor, predict
@@ -194,14 +192,6 @@ def test_what_a_line_says_is_the_row_whatever_a_terminal_makes_of_it(
     predict_file(model, file, output, progress=lambda sentence: None)
     assert output.getvalue().isascii()
     assert json.loads(output.getvalue())["id"] == row["id"]
-
-
-def test_a_file_is_not_replaced_by_its_predictions(tmp_path: Path) -> None:
-    file = tmp_path / "texts.jsonl"
-    file.write_text('{"text": "mine"}\n')
-    done = CliRunner().invoke(app, ["predict", "somewhere", str(file), "--output", str(file)])
-    assert "is the file of the texts" in str(done.exception)
-    assert file.read_text() == '{"text": "mine"}\n'
 
 
 @pytest.mark.parametrize(

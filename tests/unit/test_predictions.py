@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers as tr
 import yaml
-from runs import digests, evaluation, run_here
+from runs import evaluation, run_here
 from toys import TOY_WORDS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from typer.testing import CliRunner
 
@@ -281,16 +281,6 @@ def answers(settings: dict[str, Any], file: Path, lacks: dict[str, int] | None =
     return written(file, rows)
 
 
-def students(run: Path) -> dict[str, str]:
-    """The digest of each student, by name."""
-    found = {
-        name.split("/")[1].partition("-")[2]: of
-        for name, of in digests(run).items()
-        if name.startswith("models/")
-    }
-    return {name: found[name] for name in ("average", "expertise")}
-
-
 def with_answers(settings: dict[str, Any], folder: Path, **lacks: int) -> dict[str, Any]:
     """The toy recipe, whose first teacher is a file, which lacks some texts."""
     made = of_cached_teachers(settings, "float16")
@@ -458,32 +448,25 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
     assert scores["model"][0] == "models/00-second", "no path of a machine in what is published"
 
 
-def silent_on_some(
-    folder: Path, rows: int, labels: torch.Tensor, *names: str
-) -> tuple[Any, Batch, torch.Tensor, torch.Tensor]:
-    """A student, a batch for it, and which teacher says what of which row: none of the last."""
-    make_tiny_bert(folder / "model", toy_vocabulary())
-    model = tr.AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=3)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 60, (rows, 7), generator=draw)
-    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
-    says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)[:, -rows:]
-    says[len(names) :] = False
-    logits = torch.randn(2, rows, 3, generator=draw)
-    signals = {
-        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), reported=says[at])
-        for at, name in enumerate(names)
-    }
-    return model, Batch.from_views({"student": view}, labels, signals=signals), says, logits
-
-
 @pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
 @pytest.mark.parametrize("names", [["first"], ["first", "second"]])
 def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, names: list[str]) -> None:
     """A student's loss where teachers say nothing of some rows, and none of the last: of these the
     labels count, and nothing else."""
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
-    model, batch, says, logits = silent_on_some(tmp_path, 6, labels, *names)
+    make_tiny_bert(tmp_path / "model", toy_vocabulary())
+    model = tr.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 60, (6, 7), generator=draw)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)
+    says[len(names) :] = False
+    logits = torch.randn(2, 6, 3, generator=draw)
+    signals = {
+        name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), reported=says[at])
+        for at, name in enumerate(names)
+    }
+    batch = Batch.from_views({"student": view}, labels, signals=signals)
     terms = {
         "kl": KL({"temperature": 2.0, "weight": 0.7}),
         "ce": CrossEntropy({"weight": 0.3}),
@@ -513,26 +496,6 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, names: list[str
     assert found["kl"].item() == pytest.approx(0.7 * float(kl) / taught, rel=1e-5)
     assert found["of_teachers"].item() == pytest.approx(of_teachers / 5, rel=1e-5)
     assert found["ce"].item() == pytest.approx(0.3 * float(ce) / 5, rel=1e-5)
-
-
-def test_each_label_of_a_text_follows_those_that_say_something_of_the_text(tmp_path: Path) -> None:
-    """Any number of labels: each label is a row, of the same teachers as its text."""
-    labels = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 1]])
-    model, batch, says, logits = silent_on_some(tmp_path, 4, labels, "first", "second")
-    terms = {"kl": KL({}), "of_teachers": TeacherCrossEntropy({})}
-    found = Bundle(model, {}, terms, Router("average")).eval()(batch)
-    outputs = model(**batch.views["student"].model_inputs()).logits
-    own, kl, of_teachers = torch.sigmoid(outputs.double()), 0.0, 0.0
-    taught = says.any(dim=0).nonzero()[:, 0].tolist()
-    for row in taught:
-        there = [at for at in range(2) if says[at, row]]
-        p = torch.sigmoid(logits[there, row].double().mean(dim=0))
-        for one, other in ((p, own[row]), (1 - p, 1 - own[row])):
-            kl += float((one * (one / other).log()).sum())
-        right = torch.where(labels[row] == 1, 1, -1) * logits[there, row].double()
-        of_teachers -= float(torch.sigmoid(right).log().mean(dim=0).sum())
-    assert found["kl"].item() == pytest.approx(kl / (3 * len(taught)), rel=1e-5)
-    assert found["of_teachers"].item() == pytest.approx(of_teachers / 12, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------ what is wrong

@@ -300,12 +300,6 @@ def test_a_pipe_is_no_data_file(name, tmp_path):
         open_file(tmp_path / name)
 
 
-def test_a_path_that_is_not_there_names_the_nearest(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    with pytest.raises(UserError, match=r"no such file or folder.*corpus`"):
-        open_source(task(tmp_path / "corpsu"))
-
-
 @pytest.mark.parametrize("path", ["missing.csv", "csv", "docstring:torch", "./a", "a/b/c", "~/a"])
 def test_what_cannot_be_on_the_hub_is_not_asked_for(path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", None)

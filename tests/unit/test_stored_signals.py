@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM
+from engines import engine_of, terms_of
+from families import built
+from transformers import AutoModelForMaskedLM
 from waits import Waits
 
 from ds_distill.cache.codecs import CompactCodec, StoredLogits, VocabularyCodec
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import TermInputs
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.terms import losses_of
-from ds_distill.recipe.training import Training
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
-V, ROWS = 500, 32
+V, ROWS, MICRO_STEPS = 500, 4, 8
 COMPACT = CompactCodec(V, 0.01).to_json()
 
 
@@ -38,33 +37,15 @@ def batch_of(rows: int, seed: int, codec: dict[str, Any] | None) -> Batch:
     )
     logits = 3 * torch.randn(rows, V, generator=draw)
     signals = schema.decode(schema.encode(Signals(logits)).columns, as_stored=True)
-    sets = {"all": at, "labelled": at}
     labels = torch.zeros(rows, dtype=torch.int64)
-    return Batch(
-        torch.zeros(rows, 2, dtype=torch.int64),
-        {"student": view},
-        labels,
-        sets,
-        signals={"t": signals},
-    )
+    return Batch.from_views({"student": view}, labels, signals={"t": signals})
 
 
-def engine_of(world: World, micro_batch: int) -> Engine:
-    torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=V,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    training = Training(batch_size=ROWS, micro_batch_size=micro_batch)
-    return Engine(
-        Bundle(BertForMaskedLM(shape), {}, build_terms(losses_of({"kl": {}}), TermInputs(16))),
-        deepspeed_config("zero1_fp32", training, 1),
-        world,
-        OptimizerSettings(1e-3, 0.0, 10, 1),
-    )
+def engine_with(world: World) -> Engine:
+    sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1}
+    student = built("bert", AutoModelForMaskedLM, "sdpa", **sizes)
+    bundle = Bundle(student, {}, terms_of({"kl": {}}, TermInputs(16)))
+    return engine_of(world, bundle, "zero1_fp32", rate=1e-3, decay=0.0, micro_steps=MICRO_STEPS)
 
 
 @pytest.fixture
@@ -91,19 +72,17 @@ def decoded_rows() -> int:
 
 @pytest.mark.parametrize("codec", [COMPACT, None])
 @pytest.mark.usefixtures("new_objects_alone")
-def test_one_micro_batch_is_decoded_at_a_time(
-    world: World, codec: dict[str, Any] | None, micro_batch: int = 8
-) -> None:
+def test_one_micro_batch_is_decoded_at_a_time(world: World, codec: dict[str, Any] | None) -> None:
     """Whatever a step's batch: decoded, it is [rows, V] in float32. The losses are the same."""
-    micro_batches = [batch_of(micro_batch, seed, codec) for seed in range(ROWS // micro_batch)]
-    engine, alive = engine_of(world, micro_batch), []
+    micro_batches = [batch_of(ROWS, seed, codec) for seed in range(MICRO_STEPS)]
+    engine, alive = engine_with(world), []
     hook = engine.bundle.register_forward_pre_hook(lambda *_: alive.append(decoded_rows()))
     losses = [engine.train_step(micro_batches)["loss"] for _ in range(2)]
-    assert {*alive} == {micro_batch}
+    assert {*alive} == {ROWS}
     hook.remove()
     engine.close()
 
-    other = engine_of(world, micro_batch)
+    other = engine_with(world)
     whole = [batch.to("cpu") for batch in micro_batches]
     assert all(batch.signals["t"].logits.dtype == torch.float32 for batch in whole)
     assert losses == [other.train_step(whole)["loss"] for _ in range(2)]

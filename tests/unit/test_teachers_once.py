@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import engines
 import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
-from engines import make_batch, make_student
+from engines import make_batch, make_student, terms_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -28,22 +29,20 @@ from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
 )
+from unit.test_routing import make_fitted, make_table
 
 from ds_distill.cache.codecs import CompactCodec, StoredLogits
 from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config, micro_batches_together
-from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import TermInputs
 from ds_distill.models import packed_deberta
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
-from ds_distill.recipe.terms import losses_of
-from ds_distill.recipe.training import Training
-from ds_distill.routing import ExpertiseTable, Fitted, Router
-from ds_distill.routing.gate import Gate
+from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View, join
 
@@ -131,7 +130,7 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed:
         for weight in teacher.parameters():
             weight.normal_(0, 0.5)
     maps = {"t": LabelMap(((0, 2), (1,)), (0, 3))} if kind == "partial" else None
-    terms = build_terms(losses_of({"cosine": {}, "kl": {}}), TermInputs(8))
+    terms = terms_of({"cosine": {}, "kl": {}})
     bundle = Bundle(make_student(0.0), {"t": teacher}, terms, label_maps=maps)
     batches = []
     for seed, lengths in enumerate([[3, 10, 2], [5, 1], [4, 4, 4, 7]]):
@@ -157,28 +156,16 @@ MICRO_STEPS = 4
 
 
 def engine_of(
-    world: World,
-    config: str = "zero3_fp32",
-    router: Router | None = None,
-    checkpointing: bool = False,
-    **options: Any,
+    world: World, config: str = "zero3_fp32", router: Router | None = None, **options: Any
 ) -> Engine:
     teachers = {name: make_student(0.3) for name in ("first", "second")}
     for number, teacher in enumerate(teachers.values()):
         with torch.no_grad():
             teacher.classifier.weight.mul_(torch.tensor([[1.0], [1.0 + number], [0.5]]))
     settings = {"kl": {}, "cross_entropy": {}, "hidden_mse": {}}
-    terms = build_terms(losses_of(settings), TermInputs(8, {name: 8 for name in teachers}))
-    training = Training(
-        batch_size=4 * MICRO_STEPS, micro_batch_size=4, activation_checkpointing=checkpointing
-    )
-    return Engine(
-        Bundle(make_student(0.3), teachers, terms, router or Router("average")),
-        deepspeed_config(config, training, 1),
-        world,
-        OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
-        **options,
-    )
+    terms = terms_of(settings, TermInputs(8, dict.fromkeys(teachers, 8)))
+    bundle = Bundle(make_student(0.3), teachers, terms, router or Router("average"))
+    return engines.engine_of(world, bundle, config, decay=0.1, micro_steps=MICRO_STEPS, **options)
 
 
 def micro_batches(step: int) -> list[Batch]:
@@ -286,15 +273,10 @@ def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world: Wo
     """DeepSpeed counts it among the bundle's own weights from then on, which the records of other
     kinds of pass lack: it raised an error."""
     config = BertConfig(**SIZES)
-    models = [BertForMaskedLM(config), BertForMaskedLM(config)]
-    bundle = Bundle(models[0], {"t": models[1]}, build_terms(losses_of({"kl": {}}), TermInputs(16)))
-    training = Training(batch_size=8, micro_batch_size=4)
-    engine = Engine(
-        bundle,
-        deepspeed_config("zero3_fp32", training, 1),
-        world,
-        OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
-        student_resident=False,
+    student, teacher = BertForMaskedLM(config), BertForMaskedLM(config)
+    bundle = Bundle(student, {"t": teacher}, terms_of({"kl": {}}, TermInputs(16)))
+    engine = engines.engine_of(
+        world, bundle, "zero3_fp32", decay=0.1, micro_steps=2, student_resident=False
     )
     views = dict.fromkeys(("student", "t"), view_of([5, 7, 3, 4], "tokens"))
     batch = Batch.from_views(views)
@@ -352,67 +334,20 @@ def test_losses_are_those_of_a_pass_per_micro_step(world: World, config: str) ->
                 torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
-def gate_on_states() -> Router:
-    """It follows scores and states of both teachers."""
-    classes, width, names = 3, 8, ("first", "second")
-    generator = torch.Generator().manual_seed(2)
-    reads = len(names) * (classes + 1 + width)
-    gate = Gate(torch.randn(reads, classes, generator=generator), torch.zeros(classes), True)
-    table = ExpertiseTable.from_json(
-        {
-            "teachers": [*names],
-            "labels": ["a", "b", "c"],
-            "correct": [[1, 1, 1], [1, 1, 1]],
-            "total": [1, 1, 1],
-        }
-    )
-    keys = torch.zeros(0, 2, dtype=torch.int64)
-    temperatures = dict.fromkeys(names, 1.5)
-    fitted = Fitted(table, temperatures, gate, keys)
-    return Router("gate", fitted=fitted)
-
-
 def test_a_gate_reads_the_states_of_each_micro_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = losses_of_three_steps(engine_of(world, router=gate_on_states()))
+    names = ("first", "second")
+    table = make_table({name: [1] * 3 for name in names}, [1] * 3, names)
+    router = Router("gate", fitted=make_fitted(table, width=8))
+    together = losses_of_three_steps(engine_of(world, router=router))
     average = losses_of_three_steps(engine_of(world))
     monkeypatch.setattr(Engine, "_signalled", lambda _, batches: iter(batches))
-    live = losses_of_three_steps(engine_of(world, router=gate_on_states()))
+    live = losses_of_three_steps(engine_of(world, router=router))
     for step, expected in enumerate(live):
         assert abs(average[step]["kl"] - expected["kl"]) > 0.01 * expected["kl"], step
         for name, value in expected.items():
             torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_a_training_goes_on_in_the_middle(world: World, tmp_path: Path) -> None:
-    """To the bit: what teachers said of a step is in no checkpoint."""
-    whole = losses_of_three_steps(engine_of(world))
-    engine = engine_of(world)
-    torch.manual_seed(1)
-    engine.train_step(micro_batches(0))
-    engine.save(tmp_path)
-    engine.close()
-    engine = engine_of(world)
-    engine.load(tmp_path)
-    for step in (1, 2):
-        for name, value in engine.train_step(micro_batches(step)).items():
-            assert torch.equal(value, whole[step][name]), (step, name)
-    engine.close()
-
-
-def test_teachers_hear_a_window_alike_whoever_learns_from_it(world: World) -> None:
-    """So a training goes on in the middle of one, to the bit."""
-    said = []
-    for learns in (True, False):
-        engine = engine_of(world, together=2 * MICRO_STEPS)
-        window = engine.read_ahead([micro_batches(0), micro_batches(1)])
-        if learns:
-            engine.train_step(window[0])
-        said.append([signals.logits for batch in window[1] for signals in batch.signals.values()])
-        engine.close()
-    for once, again in zip(*said, strict=True):
-        assert torch.equal(once, again)
 
 
 def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
