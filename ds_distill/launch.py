@@ -24,11 +24,12 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 
 from ds_distill.errors import UserError
-from ds_distill.files import write_text
+from ds_distill.files import publish_file
 from ds_distill.process.failures import Failure, clear_failures, first_failure
 from ds_distill.process.identity import LAUNCHED, STOP
 from ds_distill.process.launcher import ends_with, shell_code
@@ -181,12 +182,20 @@ def launch(work: Work, options: LaunchOptions) -> None:
         clear_failures(folder)
         (folder / STOP).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / LAUNCHED, dump_recipe(work.recipe))
+        write_for_ranks(folder, dump_recipe(work.recipe))
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {options.num_gpus or ranks} ranks{where} ...", flush=True)
         engine = Engine(arguments, _environment(options), folder, options.grace)
         code = engine.wait()
     _conclude(work, code)
+
+
+def write_for_ranks(folder: Path, recipe: str) -> None:
+    """The launches of all machines write this file, at once: each has a name of its own for it
+    until it is whole."""
+    own = folder / f"{LAUNCHED}.{uuid4().hex}"
+    own.write_text(recipe, encoding="utf-8")
+    publish_file(own, folder / LAUNCHED)
 
 
 def _fewest(nnodes: str) -> int:

@@ -44,7 +44,7 @@ SWEEP = "sweep.json"
 
 BEFORE_A_RUN = {
     *(".recipe.yaml.tmp", lease.NAME, failures.FOLDER, PROFILE),
-    *(LAUNCHED, f".{LAUNCHED}.tmp", STOP),
+    *(LAUNCHED, STOP),
 }
 """What a start may leave in a folder that holds no run yet: a launch's order to its ranks, and what
 a kill leaves, or a rank's failure."""
@@ -100,7 +100,8 @@ class RunFolder:
             raise UserError(f"--folder {self.path}: {why}. Name another folder.")
         if not self.goes_on(resume):
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-            if found := sorted(present - BEFORE_A_RUN):
+            begun = {name for name in present if name.startswith(f"{LAUNCHED}.")}
+            if found := sorted(present - BEFORE_A_RUN - begun):
                 what = "holds a run" if written.is_file() else f"holds {found[0]}"
                 fix = "Add --resume to continue that run, " if written.is_file() else "Give "
                 raise UserError(

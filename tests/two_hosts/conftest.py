@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from processes import marked
+from two_hosts.launches import METACHARACTERS, Run
 from two_hosts.network import TwoHosts, two_hosts
 
 from ds_distill.files import write_json
@@ -20,6 +23,21 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     """Two hosts with ssh, on one machine; skips where that is not allowed."""
     with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
         yield made
+
+
+@pytest.fixture
+def environment(command_environment: dict[str, str]) -> dict[str, str]:
+    """What is started with it is found by `left_of`."""
+    return {**command_environment, **marked()}
+
+
+@pytest.fixture
+def whole(hosts: TwoHosts, toy_recipe: Path, environment: dict[str, str], tmp_path: Path) -> Path:
+    """The run of two ranks on one host."""
+    Run(hosts, tmp_path / "whole", environment, "--num-gpus", "2").end(0)
+    described = yaml.safe_load((tmp_path / "whole" / "recipe.yaml").read_text())["description"]
+    assert described == METACHARACTERS
+    return tmp_path / "whole"
 
 
 _outcomes: dict[str, dict[str, object]] = {}

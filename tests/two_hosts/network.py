@@ -58,6 +58,10 @@ class TwoHosts:
     def address(self, name: str) -> str:
         return f"{self.network}.{NAMES.index(name) + 1}"
 
+    def etc_hosts(self, name: str) -> str:
+        """A host's own /etc/hosts."""
+        return f"/etc/netns/{self.prefix}{name}/hosts"
+
     def environment(self, given: dict[str, str]) -> dict[str, str]:
         """For `ds-distill launch`: its ssh has the test's keys and configuration."""
         return {**given, "PATH": f"{self.folder / 'bin'}:{PATH}"}

@@ -5,98 +5,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import time
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
-import psutil
 import pytest
-import yaml
 from processes import left_of, marked, within
-from runs import DS_DISTILL, SETTINGS, after_steps, check_same
-from two_hosts.network import TwoHosts, inner
+from runs import check_same
+from two_hosts.launches import SESSION, Run, rank, start_both
+from two_hosts.network import inner
 from two_hosts.relay import Way
-
-METACHARACTERS = "a b;c$(touch canary)`touch canary`{1,2}*?'\"\\&|<>~#!é"
-SHARDED = ["deepspeed=zero3_fp32", f"description={METACHARACTERS}"]
-LIMIT = 900
-SESSION = ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-"""Variables of sessions on a host."""
-
-
-class Run:
-    """`ds-distill launch`, on the login host or another one."""
-
-    def __init__(
-        self,
-        hosts: TwoHosts,
-        folder: Path,
-        environment: dict[str, str],
-        *options: str,
-        host: str = "login",
-    ) -> None:
-        self.folder = folder
-        self.environment = hosts.environment(environment)
-        command = [*DS_DISTILL, "launch", "toy.yaml", *SETTINGS, *SHARDED, *options]
-        self.process = subprocess.Popen(
-            hosts.at(host, *command, "--folder", folder),
-            env=self.environment,
-            cwd=folder.parent,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._wait_for = after_steps(8, 0.0)
-
-    def is_training(self) -> None:
-        """Wait for some steps more."""
-        deadline = time.monotonic() + LIMIT
-        while not self._wait_for(self.folder):
-            assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def terminate(self) -> None:
-        inner(self.process).terminate()
-
-    def end(self, code: int, seconds: float = LIMIT) -> str:
-        output, _ = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == code, output
-        return output
-
-
-@pytest.fixture
-def environment(command_environment: dict[str, str]) -> dict[str, str]:
-    """What is started with it is found by `left_of`."""
-    return {**command_environment, **marked()}
-
-
-@pytest.fixture
-def whole(hosts: TwoHosts, toy_recipe: Path, environment: dict[str, str], tmp_path: Path) -> Path:
-    """The run of two ranks on one host."""
-    Run(hosts, tmp_path / "whole", environment, "--num-gpus", "2").end(0)
-    described = yaml.safe_load((tmp_path / "whole" / "recipe.yaml").read_text())["description"]
-    assert described == METACHARACTERS
-    return tmp_path / "whole"
-
-
-def start_both(
-    hosts: TwoHosts, folder: Path, environment: dict[str, str], *options: str
-) -> list[Run]:
-    """The same command on each host."""
-    meet = ["--num-gpus", "1", "--nnodes", "2", "--rdzv-endpoint", "node-a:29400"]
-    return [
-        Run(hosts, folder, environment, *meet, *options, host=name) for name in ("node-a", "node-b")
-    ]
-
-
-def rank(environment: dict[str, str], number: int) -> psutil.Process:
-    ranks = [one for one in left_of(environment) if one.environ().get("RANK") == str(number)]
-    return ranks[0]
 
 
 def test_torchrun_on_two_hosts(hosts, whole, environment, tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,15 @@ from runs import command_line
 
 from ds_distill import launch
 from ds_distill.errors import UserError
-from ds_distill.launch import Engine, LaunchOptions, Work, _conclude, _deepspeed, _torchrun
+from ds_distill.launch import (
+    Engine,
+    LaunchOptions,
+    Work,
+    _conclude,
+    _deepspeed,
+    _torchrun,
+    write_for_ranks,
+)
 from ds_distill.process.failures import Failure, Kind, clear_failures, record_failure
 from ds_distill.process.identity import LAUNCHED, STOP
 from ds_distill.process.lease import leased
@@ -299,6 +308,16 @@ def test_a_launch_that_began_no_run_leaves_a_folder_that_can_be_used(tmp_path, t
     (tmp_path / "other").touch()
     with pytest.raises(UserError, match="holds other"):
         RunFolder(tmp_path).check_new_or_same(recipe, resume=False)
+
+
+def test_the_launches_of_all_machines_write_what_ranks_read_at_once(tmp_path):
+    """Two jobs of Slurm's srun began in the same millisecond, and one found its file gone."""
+    with ThreadPoolExecutor(8) as machines:
+        for done in [machines.submit(write_for_ranks, tmp_path, "name: x\n") for _ in range(200)]:
+            done.result()
+    assert [path.name for path in tmp_path.iterdir()] == [LAUNCHED]
+    (tmp_path / f"{LAUNCHED}.of-a-launch-that-was-killed").touch()
+    RunFolder(tmp_path).check_new_or_same(None, False)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------ Slurm
