@@ -14,51 +14,40 @@ from ds_distill.run.inputs import describe_environment
 RESULTS = Path(__file__).parents[1] / "results" / "cache-index.json"
 KEYS = 10_000_000
 
-BUILD = """
-import json, resource, sys, time
-from pathlib import Path
-import numpy as np
-from ds_distill.cache.index import write_index
-
-count = int(sys.argv[2])
-keys = np.random.default_rng(0).integers(-2**63, 2**63, size=(count, 2), dtype=np.int64)
-rows = np.arange(count, dtype=np.uint32)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-begin = time.perf_counter()
-write_index(Path(sys.argv[1]), keys, rows)
-seconds = time.perf_counter() - begin
-added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(json.dumps({"build_seconds": round(seconds, 2), "build_memory_mib": added // 1024}))
-"""
-
-ASK = """
+BEGIN = """
 import json, resource, statistics, sys, time
 from pathlib import Path
 import numpy as np
-from ds_distill.cache.index import KeyIndex
+from ds_distill.cache.index import KeyIndex, write_index
 from ds_distill.files import checksum
 
-file, count = Path(sys.argv[1]), int(sys.argv[2])
+file, count, rng = Path(sys.argv[1]), int(sys.argv[2]), np.random.default_rng(0)
+draw = lambda count: rng.integers(-2**63, 2**63, size=(count, 2), dtype=np.int64)
+memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+"""
+BUILD = f"""{BEGIN}
+keys, rows = draw(count), np.arange(count, dtype=np.uint32)
+before, begin = memory(), time.perf_counter()
+write_index(file, keys, rows)
+seconds = time.perf_counter() - begin
+print(json.dumps({{"build_seconds": round(seconds, 2), "build_memory_mib": memory() - before}}))
+"""
+ASK = f"""{BEGIN}
 found = checksum(file)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-begin = time.perf_counter()
+before, begin, seconds = memory(), time.perf_counter(), []
 index = KeyIndex(file.parent, file.name, found)
 opened = time.perf_counter() - begin
 # The same keys again, a part at a time, so that little memory is taken beside the index.
-rng, seconds = np.random.default_rng(0), []
 for part in range(200):
-    keys = rng.integers(-2**63, 2**63, size=(256, 2), dtype=np.int64)
+    keys = draw(256)
     begin = time.perf_counter()
     rows = index.find(keys)
     seconds.append(time.perf_counter() - begin)
     assert (rows == np.arange(256 * part, 256 * (part + 1))).all()
 assert (index.find(keys + 1) == -1).all()
-added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(json.dumps({
-    "open_seconds": round(opened, 2),
-    "microseconds_for_256_keys": round(1e6 * statistics.median(seconds)),
-    "memory_mib": added // 1024,
-}))
+median = round(1e6 * statistics.median(seconds))
+print(json.dumps({{"open_seconds": round(opened, 2), "microseconds_for_256_keys": median,
+                  "memory_mib": memory() - before}}))
 """
 
 

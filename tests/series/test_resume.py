@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import json
 import os
-import platform
 import random
 import time
 from contextlib import suppress
@@ -14,7 +10,7 @@ from pathlib import Path
 
 import psutil
 from ci.test_resume import kill_series, make_runs, whole  # noqa: F401
-from processes import Process
+from processes import Process, within
 from runs import (
     Moment,
     after_steps,
@@ -24,7 +20,8 @@ from runs import (
     steps,
 )
 
-from ds_distill.files import read_json
+from ds_distill.files import read_json, write_json
+from ds_distill.run.inputs import describe_environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "resume-kills.json"
 
@@ -69,10 +66,7 @@ def test_thirty_kills_of_anything_change_nothing(make_runs, tmp_path):
         runs.stop(
             folder, moment, folder.exists(), lambda launch, kind=kind: end(kind, launch, draw)
         )
-        deadline = time.monotonic() + 40
-        while runs.left() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert runs.left() == [], kind
+        assert within(40, lambda: not runs.left()), kind
         assert set(os.listdir("/dev/shm")) <= memory
         hit.append(f"{kind}, {len(records(folder))} phases done, {steps(folder)} steps logged")
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "run"}
@@ -104,20 +98,11 @@ def write_results(series: str, seed: int, hit: list[str]) -> None:
         return
     known = read_json(RESULTS) if RESULTS.is_file() else {}
     known[series] = {
-        "date": datetime.date.today().isoformat(),
-        "command": "DS_DISTILL_WRITE_RESULTS=1 pytest tests/e2e/test_resume.py",
+        "command": "DS_DISTILL_WRITE_RESULTS=1 pytest tests/series/test_resume.py",
         "kills": len(hit),
         "moments": hit,
         "seed": seed,
         "outcome": "weights, losses and files equal to the uninterrupted run's",
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("torch", "deepspeed", "transformers", "datasets")
-        },
+        **describe_environment(1, "cpu"),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(known, indent=2) + "\n")
+    write_json(RESULTS, known)

@@ -36,15 +36,12 @@ STUDIES |= {
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_page_shows_what_the_file_holds(name: str) -> None:
+    """The commit of each run among it, and no folder of a machine."""
     results, page, mark, tables = STUDIES[name]
-    assert shown(page, mark) == tables(json.loads(results.read_text())["runs"])
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_file_has_the_commit_of_each_run_and_names_no_folder(name: str) -> None:
-    results, *_ = STUDIES[name]
     text = results.read_text()
-    for run in json.loads(text)["runs"]:
+    runs = json.loads(text)["runs"]
+    assert shown(page, mark) == tables(runs)
+    for run in runs:
         assert len(run["environment"]["commit"].removesuffix("+changes")) == 40
     assert "/tmp/" not in text and str(Path.home()) not in text
 
