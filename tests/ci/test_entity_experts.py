@@ -9,13 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import losses, results, run_here, written
+from runs import losses, results, run_here
 from toys import TOY_FILLERS, TOY_WORDS, break_word, recipe_of
 from transformers import AutoModelForTokenClassification
 
-from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
-from ds_distill.recipe import load_recipe
 
 KINDS = ("animal", "food")
 
@@ -60,19 +58,6 @@ def test_one_student_learns_the_types_of_all_experts(settings, in_this_process, 
     page, verdict = (run / "report.html").read_text(), results(run)["verdict"]
     assert "Entity F1 on animal, test" in page and "Entity F1 on food, test" in page
     assert "on animal, entity F1" in verdict and "on food, entity F1" in verdict
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("phases.3.distil.routing=average", "average takes teachers that know all labels"),
-        ("tasks.all.labels=[O, B-animal]", "has none of the tags of task 'all'"),
-        ("tasks.all.labels=[O, B-animal, B-food, B-weather]", "no teacher knows B-weather"),
-    ],
-)
-def test_experts_that_do_not_fit_are_refused(settings, tmp_path, change, message):
-    with pytest.raises(UserError, match=message):
-        check_all(load_recipe(written(settings, tmp_path), [change]))
 
 
 def test_an_expert_whose_numbers_are_not_finite_is_named_with_the_words(

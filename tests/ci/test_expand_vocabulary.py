@@ -19,9 +19,7 @@ from toys import TOY_FILLERS, recipe_of, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
-from ds_distill.check.check import check_all
 from ds_distill.data.tokenizer import tokens_fingerprint
-from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK
 from ds_distill.reporting.result_tables import evaluation_tables
@@ -111,28 +109,6 @@ def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder):
     for part in (texts[0], tables):
         assert f"{found['student']['own_tokens']['tokens']:,}" in part
         assert f"{found['student']['own_tokens']['loss']:.3f}" in part
-
-
-# ------------------------------------------------------------------------------------------ traps
-
-
-def test_check_knows_the_expanded_vocabulary_before_anything_runs(settings, tmp_path):
-    file = written(settings, tmp_path)
-    with pytest.raises(UserError, match=rf"size={KNOWN}: the student has {KNOWN} tokens already"):
-        check_all(load_recipe(file, [f"phases.expand-vocabulary.size={KNOWN}"]))
-    made = copy.deepcopy(settings)
-    made["task"]["masking"]["variants"] = 2
-    made["phases"].insert(1, {"cache": {"splits": "train"}})
-    made["phases"][3]["distil"] |= {"teachers": "cached"}
-    for position in (1, 2):  # the cache before the expansion, and after it
-        made["phases"].insert(position, made["phases"].pop(3 - position))
-        with pytest.raises(UserError, match="are others since its vocabulary was expanded"):
-            check_all(load_recipe(written(made, tmp_path)))
-    made = copy.deepcopy(settings)
-    made["teachers"]["other"] = made["teachers"]["bert"]
-    made["phases"][0]["fine-tune"]["models"] = ["bert", "other"]
-    with pytest.raises(UserError, match="learns from one teacher, and here are bert, other"):
-        check_all(load_recipe(written(made, tmp_path)))
 
 
 @pytest.mark.parametrize("long", ["split", "cut"])

@@ -11,7 +11,6 @@ from toys import recipe_of
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.check import check_all
-from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
@@ -76,23 +75,3 @@ def test_a_plan_counts_the_models_that_are_followed(followed, tmp_path):
     general, live = (jobs[name].chosen.states for name in ("general", "live"))
     assert list(live.teachers) == ["domain"] and list(general.teachers) == ["bert"]
     assert live.teachers["domain"] == general.teachers["bert"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["phases.live.follow=[nobody]"], "phases.live.follow: no model 'nobody' before"),
-        (["phases.live.follow=[student]"], "`student` is what is trained here"),
-        (["phases.live.follow=[]"], r"phases.live.follow=\[\]: the list is empty"),
-        (["phases.live.follow=[domain, domain]"], "'domain' stands twice"),
-        (["phases.cached.follow=[bert]"], "no cache phase before it holds the signals"),
-        (["phases.cache.follow=null"], "no cache phase before it holds the signals"),
-        (
-            ["phases.live.follow=[domain, bert]", "phases.live.losses.cosine={}"],
-            "takes at most 1 teacher.*the phase follows 2",
-        ),
-    ],
-)
-def test_what_cannot_be_followed_is_refused(followed, tmp_path, overrides, says):
-    with pytest.raises(UserError, match=says):
-        check_all(load_recipe(written(followed, tmp_path), overrides))

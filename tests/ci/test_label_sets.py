@@ -105,20 +105,6 @@ def test_a_cache_of_another_mapping_is_refused(recipe, run, tmp_path):
         execute(load_recipe(recipe, other), tmp_path / "run", first=1)
 
 
-def test_check_refuses_what_would_mix_unlike_distributions(recipe):
-    with pytest.raises(UserError) as caught:
-        check_all(load_recipe(recipe, ["phases.2.routing=[average, best]"]))
-    parts = ["2 mistakes", "distil.routing: average takes", "best takes", "first, second", "gate"]
-    parts += ["average with mix: losses", "random with mix: losses"]
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
-def test_check_names_a_label_that_no_teacher_knows(recipe):
-    second = "teachers.second.labels={animal: animal, food: food}"
-    with pytest.raises(UserError, match=r"task\.labels: no teacher knows weather\. "):
-        check_all(load_recipe(recipe, [second]))
-
-
 def test_check_notes_who_knows_what_and_what_a_loss_leaves_open(recipe):
     """Teachers that share a label are compared by way of it."""
     text = "\n".join(check_all(load_recipe(recipe)))

@@ -16,7 +16,6 @@ from transformers import AutoModelForMaskedLM
 
 from ds_distill import load_recipe
 from ds_distill.check.check import check_all
-from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.models.student import student_config
@@ -80,10 +79,3 @@ def test_a_truncated_student_begins_with_parts_of_its_model(narrow, materials, t
         assert apart <= 2 * 2 * made["training"]["learning_rate"], name
     card = (folder / "student" / "README.md").read_text()
     assert "Starts from parts of the weights of" in card and "layers" in card
-
-
-def test_check_knows_the_width_of_a_random_student(narrow, tmp_path):
-    file = written(narrow, tmp_path)
-    check_all(load_recipe(file, ["phases.distil.losses.cosine={}"]))  # by a trained map
-    with pytest.raises(UserError, match=r"losses\.hidden_mse\.layers=every.*student has 1 layers"):
-        check_all(load_recipe(file, ["phases.distil.losses.hidden_mse.layers=every"]))

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from runs import results, run_here, written
+from runs import results, run_here
 from toys import recipe_of
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
-
-from ds_distill import load_recipe
-from ds_distill.check.check import check_all
-from ds_distill.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +42,3 @@ def test_a_model_keeps_its_body_across_tasks(folder):
     names = dict(student.bert.named_parameters())
     close = [(names[n] - w).abs().mean() for n, w in base.bert.named_parameters()]
     assert 0 < max(close) < 0.05, "trained on from the base's weights"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (
-            ["phases.0.fine-tune.task=null"],
-            ["phases.0.fine-tune.task: is required, because there are several: corpus, topics"],
-        ),
-        (["phases.adapt.task=text"], ["there is no task 'text'. There is: corpus, topics"]),
-        (
-            [
-                *("phases.cache.task=corpus", "tasks.corpus.max_length=1000"),
-                "tasks.corpus.data.splits={train: nowhere}",
-            ],
-            [
-                *("whose head it has now", "tasks.corpus.max_length=1000"),
-                *("tasks.corpus.data.splits.train=nowhere", "Set tasks.corpus.masking.variants"),
-                "teachers=cached, and no cache phase before it holds",
-            ],
-        ),
-    ],
-)
-def test_mistakes_between_tasks(overrides, says, settings, tmp_path):
-    with pytest.raises(UserError) as refusal:
-        check_all(load_recipe(written(settings, tmp_path), overrides))
-    assert [mistake for mistake in says if mistake not in str(refusal.value)] == []
