@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 
 from ds_distill.evaluation import bootstrap
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    TokenScores,
+)
 from ds_distill.evaluation.scores import build_metric
+from ds_distill.recipe.metrics import METRICS as OVER
 from ds_distill.recipe.metrics.classes import AUC, ECE, F1, Accuracy, MacroAUC, MacroF1, MicroF1
 from ds_distill.recipe.metrics.tokens import Loss, Perplexity
 
@@ -123,10 +129,6 @@ def by_hand(first, second, metric, groups, resamples=400):
     return np.nanquantile(found, [0.025, 0.975])
 
 
-def of_classes(size):
-    return two_models(size)
-
-
 def of_tokens(size):
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 9, size).astype(float)
@@ -145,10 +147,18 @@ def of_labels(size):
     ]
 
 
+def of_numbers(size):
+    generator = np.random.default_rng(0)
+    truth = generator.normal(size=size)
+    noises = (generator.normal(0, scale, size) for scale in (0.5, 1.0))
+    return [NumberPredictions(truth + noise, truth) for noise in noises]
+
+
 METRICS = [
-    *(("classes", one, "abc", of_classes) for one in CLASSES.values()),
+    *(("classes", one, "abc", two_models) for one in CLASSES.values()),
     *(("masked tokens", one.Settings(), None, of_tokens) for one in (Accuracy, Loss, Perplexity)),
     *(("labels", one.Settings(), "abcd", of_labels) for one in (MicroF1, MacroF1, MacroAUC)),
+    *(("numbers", one.Settings(), None, of_numbers) for one in OVER["numbers"].values()),
 ]
 
 

@@ -23,8 +23,9 @@ def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts()
 
 
 @pytest.fixture
-def check(tmp_path: Path, tiny_models: dict[str, Path]) -> Any:
+def check(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs `check` on splits: lists of (text, label), or rows. more: keys of the recipe."""
+    monkeypatch.chdir(tmp_path)
 
     def run(splits: dict[str, list[Any]], more: dict[str, Any] | None = None, **task: Any) -> str:
         data = tmp_path / "data"
@@ -53,11 +54,8 @@ def rows(of: str, count: int) -> list[tuple[str, str]]:
     return [(f"{of} text number {number}", of) for number in range(count)]
 
 
-def test_classes_are_counted_and_what_looks_wrong_is_named(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_are_counted_and_what_looks_wrong_is_named(check: Any) -> None:
     """One `Joy` and one `Anger` made a student of five classes, and nobody said so."""
-    monkeypatch.chdir(tmp_path)
     train = [*rows("joy", 30), ("so glad", "Joy"), *rows("anger", 30), ("so cross", "Anger")]
     said = check(
         {
@@ -77,10 +75,7 @@ def test_classes_are_counted_and_what_looks_wrong_is_named(
     assert "such as 'it rains'. One of the labels" in said
 
 
-def test_sets_of_labels_are_compared_as_sets(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sets_of_labels_are_compared_as_sets(check: Any) -> None:
     train = [("wet", ["rain", "fog"]), ("dry", []), ("wet", ["fog"]), ("wet", ["rain", "fog"])]
     said = check(
         {"train": train, "validation": train[:2], "test": [("cold", ["snow"])]},
@@ -91,10 +86,7 @@ def test_sets_of_labels_are_compared_as_sets(
     assert "(4 examples), such as 'wet'. One" in said
 
 
-def test_what_is_right_is_counted_alone(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_right_is_counted_alone(check: Any) -> None:
     splits = {
         split: [(f"{split} {text}", label) for text, label in [*rows("joy", 3), *rows("sad", 3)]]
         for split in ("train", "validation", "test")
@@ -103,21 +95,17 @@ def test_what_is_right_is_counted_alone(
     assert "Note" not in said and "split test, examples of each class: joy 3, sad 3." in said
 
 
-def test_a_label_of_its_own_for_each_text_is_named(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_label_of_its_own_for_each_text_is_named(check: Any) -> None:
     """300 labels for 300 texts, as of a column of ids, were a task of 300 classes."""
-    monkeypatch.chdir(tmp_path)
     train = [(f"text {number}", f"id-{number}") for number in range(300)]
     said = check({"train": train, "validation": train[:1], "test": train[1:2]})
     assert "298 of the 300 classes have one example or none" in said
 
 
 def test_classes_without_an_example_are_no_news_where_none_is_labelled(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: dict[str, Path]
+    check: Any, tiny_models: dict[str, Path]
 ) -> None:
     """Nor where labels are places in a text: their classes are those of words."""
-    monkeypatch.chdir(tmp_path)
     asked: list[Any] = [
         {"question": "Who?", "context": f"Bo {verb}.", "answers": [{"text": "Bo", "start": 0}]}
         for verb in ("sat", "ran", "ate")
@@ -140,10 +128,7 @@ def test_classes_without_an_example_are_no_news_where_none_is_labelled(
     assert "no mistakes" in said and "have one example or none" not in said
 
 
-def test_spans_that_have_more_than_they_say_are_counted(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_spans_that_have_more_than_they_say_are_counted(check: Any) -> None:
     spans = [{"start": 0, "end": 2, "type": "gene"}, {"start": 4, "end": 8, "type": "gene"}]
     split = [
         {"text": "a cat sat", "spans": []},

@@ -1,8 +1,10 @@
-"""Examples that belong together are on one side of every split, and are drawn together."""
+"""Examples that belong together are on one side of every split, and are drawn together; a
+split that both fits and chooses is split in two."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -13,14 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_distill.check.check import check_data
+from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
 from ds_distill.data.open_source import open_source
-from ds_distill.data.validation_split import choosing_part, fitting_part
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
+from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.routing.comparison import compare
+from ds_distill.training.validation import validation_of
 from ds_distill.types import Signals
 
 
@@ -187,8 +192,10 @@ def test_a_gate_that_memorises_near_copies_is_not_chosen(tmp_path, seed):
     assert alone.choice == "gate" and alone.policies["gate"].score > 0.8, "there is a leak to find"
     found = compare(*given, seed=seed, group_keys=examples.group_keys)
     assert found.choice == "average" and 0.3 < found.policies["gate"].score < 0.7
-    fits = fitting_part(examples.strata, examples.groups, "validation", seed)
-    chooses = choosing_part(examples.strata, examples.groups, {"validation": examples.groups}, seed)
+    widths = [high - low for low, high in (one.policies["gate"].interval for one in (alone, found))]
+    assert widths[1] > 1.5 * widths[0], "groups are drawn, not texts"
+    fits = fitting_part(examples, "validation", seed)
+    chooses = choosing_part(examples, {"validation": examples}, seed)
     assert not set(fits // 4) & set(chooses // 4) and len(fits) + len(chooses) == 4 * texts
     shares = [examples.labels[part].mean() for part in (fits, chooses)]
     assert abs(shares[0] - shares[1]) <= 0.05
@@ -219,3 +226,109 @@ def test_few_groups_are_noted():
     note = few_groups("test", keys // 18)
     assert note is not None and "split test has 10 groups of examples" in note and "89%" in note
     assert "29 examples," in str(few_groups("test", keys[:29]))
+
+
+CHOOSING = "validation"
+
+
+def examples_of(texts, labels=None, groups=None):
+    keys = torch.from_numpy(content_keys(texts))
+    labels = np.zeros(len(texts), dtype=np.int64) if labels is None else np.asarray(labels)
+    if groups is not None:
+        groups = torch.tensor(groups)[:, None].repeat(1, 2)
+    return Examples(keys, labels, groups)
+
+
+def fitting_part(examples, split, seed):
+    return validation_split.fitting_part(examples.strata, examples.groups, split, seed)
+
+
+def choosing_part(examples, fitted, seed):
+    others = {split: one.groups for split, one in fitted.items()}
+    return validation_split.choosing_part(examples.strata, examples.groups, others, seed)
+
+
+def numbered(count, **options):
+    return examples_of([f"text {number}" for number in range(count)], **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(120, 400), st.integers(0, 2**31 - 1), st.booleans())
+def test_each_labelled_example_fits_or_chooses_whatever_the_order(count, seed, grouped):
+    draw = np.random.default_rng(seed)
+    numbers = draw.integers(0, count, count)  # some stand twice
+    texts = [f"text {number}" for number in numbers]
+    labels = draw.integers(-1, 3, count)
+    labels[:100] = 0
+    groups = (numbers // 3).tolist() if grouped else None
+    examples = examples_of(texts, labels, groups)
+    fits = fitting_part(examples, CHOOSING, seed)
+    chooses = choosing_part(examples, {CHOOSING: examples}, seed)
+    assert not set(fits) & set(chooses)
+    assert set(np.flatnonzero(labels >= 0)) <= set(fits) | set(chooses)
+    assert (labels[fits] >= 0).all()
+    assert not {texts[i] for i in fits} & {texts[i] for i in chooses}, "a text is in one part"
+    if grouped:
+        assert not {groups[i] for i in fits} & {groups[i] for i in chooses}
+    order = draw.permutation(count)
+    chosen = choosing_part(examples.at(order), {CHOOSING: examples.at(order)}, seed)
+    assert set(order[chosen]) == set(chooses)
+
+
+def test_the_parts_are_halves_and_another_seed_deals_anew():
+    examples = numbered(4000)
+    parts = [set(fitting_part(examples, CHOOSING, seed)) for seed in (0, 1)]
+    for part in parts:
+        assert len(part) == 2000
+    assert abs(len(parts[0] & parts[1]) - 1000) < 4 * 750**0.5
+
+
+def test_a_split_of_its_own_fits_whole_and_all_of_validation_chooses_but_what_it_holds():
+    validation = examples_of(["a", "b", "c", "b", "d"])
+    fitted = numbered(30)
+    assert len(fitting_part(fitted, "train", 0)) == 30
+    np.testing.assert_array_equal(choosing_part(validation, {}, 0), range(5))
+    np.testing.assert_array_equal(choosing_part(validation, {"train": fitted}, 0), range(5))
+    fitted = examples_of(["b", "z", "d", *map(str, range(30))])
+    np.testing.assert_array_equal(choosing_part(validation, {"train": fitted}, 0), [0, 2])
+    # Two expertise phases: what neither fitted on.
+    validation = numbered(60)
+    fitted = validation.at(np.arange(0, 60, 3))
+    both = choosing_part(validation, {"train": fitted, CHOOSING: validation}, 0)
+    alone = choosing_part(validation, {CHOOSING: validation}, 0)
+    assert list(both) == [i for i in alone if i % 3] and len(both) < len(alone)
+
+
+def test_too_few_examples_are_refused_with_the_counts():
+    with pytest.raises(UserError, match=r"'train' has 19 labelled examples, but .* at least 20"):
+        fitting_part(numbered(19), "train", 0)
+    assert len(fitting_part(numbered(20), "train", 0)) == 20
+    with pytest.raises(UserError, match=r"'validation' has 25 .* of which 1\d may be fitted on"):
+        fitting_part(numbered(25), CHOOSING, 0)
+    examples = numbered(30)
+    with pytest.raises(UserError, match=r"all of its 30 examples .*none is left to choose"):
+        choosing_part(examples, {"train": examples}, 0)
+
+
+def test_a_run_that_could_not_fit_is_refused_before_it_starts(toy_settings, tmp_path):
+    """Also where a cap leaves too few of many."""
+    caps = {"validation": 10, "train": 9}
+    data = {**toy_settings["task"]["data"], "per_class": caps}
+    settings = {**toy_settings, "task": {**toy_settings["task"], "data": data}}
+    recipe = Recipe.model_validate(settings)
+    with pytest.raises(UserError, match=r"'validation' has 30 labelled examples, of which 1\d may"):
+        check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
+    caps["validation"] = 20
+    recipe = Recipe.model_validate(settings)
+    check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
+
+
+def test_a_split_without_labels_does_not_choose():
+    """`keep: last` was refused at the end of the first epoch."""
+    examples = numbered(60, labels=[-1] * 60)
+    data = SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples)
+    recipe = SimpleNamespace(seed=0, fitted_splits=lambda task: [])
+    run: Any = SimpleNamespace(
+        data=data, recipe=recipe, task_name="task", task=SimpleNamespace(reads_labels=True)
+    )
+    assert validation_of(run, {}) is None

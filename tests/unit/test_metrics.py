@@ -90,31 +90,33 @@ def test_the_auc_is_scikit_learns(examples):
     """Whole scores, so that many are equal."""
     scores, labels = np.array(examples).T
     logits = np.stack([np.zeros(len(scores)), scores], axis=1)
-    wanted = sklearn.roc_auc_score(labels, scores)
-    for settings_, expected in (
-        (named.AUC.Settings(), wanted),
-        (named.AUC.Settings(positive="b"), wanted),
-    ):
-        assert value(settings_, logits, labels, ["a", "b"]) == pytest.approx(expected)
-    mirrored = value(named.AUC.Settings(positive="a"), logits, labels, ["a", "b"])
-    assert mirrored == pytest.approx(wanted), "of the other class, seen from there, it is the same"
+    wanted = pytest.approx(sklearn.roc_auc_score(labels, scores))
+    for more in ({}, {"positive": "b"}, {"positive": "a"}):  # seen from the other class the same
+        assert value(named.AUC.Settings(**more), logits, labels, ["a", "b"]) == wanted
 
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 1), st.integers(0, 3)), max_size=20))
 def test_a_weight_counts_an_example_as_often(examples):
-    """Of every metric over classes: weights 0, 1, 2, 3 are as many copies."""
+    """Of every metric over classes and numbers: weights 0, 1, 2, 3 are as many copies."""
     logits = np.array([[0.0, score] for score, _, _ in examples]).reshape(-1, 2)
     labels = np.array([label for _, label, _ in examples], dtype=np.int64)
     weights = np.array([weight for *_, weight in examples], dtype=np.int64)
-    whole = ClassPredictions(logits, labels)
-    copies = ClassPredictions(np.repeat(logits, weights, axis=0), np.repeat(labels, weights))
-    for entry in METRICS["classes"].values():
-        metric = build_metric("classes", entry.Settings(), "ab")
-        [found] = metric.weighted(whole, weights[None].astype(float))
-        assert found == pytest.approx(metric.value(copies), nan_ok=True), entry.name
-        if isinstance(metric, CountMetric):
-            assert metric.counts(whole).shape[0] == len(whole)
+
+    def of(over, *times):
+        some, truth = (np.repeat(each, *times, axis=0) for each in (logits, labels))
+        if over == "classes":
+            return ClassPredictions(some, truth)
+        return NumberPredictions(some[:, 1], truth.astype(float))
+
+    for over, names in (("classes", ["ab"]), ("numbers", [])):
+        whole, copies = of(over, 1), of(over, weights)
+        for entry in METRICS[over].values():
+            metric = build_metric(over, entry.Settings(), *names)
+            [found] = metric.weighted(whole, weights[None].astype(float))
+            assert found == pytest.approx(metric.value(copies), nan_ok=True), entry.name
+            if isinstance(metric, CountMetric):
+                assert metric.counts(whole).shape[0] == len(whole)
 
 
 @settings(max_examples=15)
