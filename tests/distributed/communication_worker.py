@@ -9,38 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed.comm as dist
-import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from small_engines import batch_of, engine_of
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
-from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
-from ds_distill.routing import Router
-from ds_distill.types import Batch, Signals
-from ds_distill.views import PaddedView
 
 world = World.start()
-ROWS, CLASSES = 2, 4
-TEACHERS = ("one", "two")
-
-
-def batch(live: bool) -> Batch:
-    ids = torch.ones(ROWS, 8, dtype=torch.int64)
-    view = PaddedView(ids, torch.ones_like(ids))
-    signals = {name: Signals(torch.zeros(ROWS, CLASSES)) for name in TEACHERS}
-    return Batch(
-        keys=torch.zeros(ROWS, 2, dtype=torch.int64),
-        views={"student": view} | ({name: view for name in TEACHERS} if live else {}),
-        labels=torch.zeros(ROWS, dtype=torch.int64),
-        row_sets={"all": torch.arange(ROWS)},
-        signals={} if live else signals,
-    )
+ROWS, TEACHERS = 2, ("one", "two")
 
 
 def logged(folder: Path, case: dict[str, Any]) -> dict[str, dict[int, int]]:
@@ -49,32 +25,13 @@ def logged(folder: Path, case: dict[str, Any]) -> dict[str, dict[int, int]]:
     ahead = case["ahead"]
     training = Training(batch_size=ROWS * world.size * micro_steps, micro_batch_size=ROWS)
     config = deepspeed_config(f"zero{stage}_{case['precision']}", training, world.size)
-    student_config = AutoConfig.from_pretrained(folder / "student", num_labels=CLASSES)
-    teacher_config = AutoConfig.from_pretrained(folder / "teacher", num_labels=CLASSES)
-    student = AutoModelForSequenceClassification.from_config(student_config, dtype=torch.float32)
-    teachers = {}
-    if live:
-        with sharded_loading(config):
-            teachers = {
-                name: AutoModelForSequenceClassification.from_config(
-                    teacher_config, dtype=model_dtype(config)
-                )
-                for name in TEACHERS
-            }
-    terms = build_terms(losses_of({"kl": {}}), TermInputs(student_config.hidden_size))
-    bundle = Bundle(student, teachers, terms, Router("average"))
-    settings = OptimizerSettings(1e-4, 0.01, 10, 1)
-    engine = Engine(
-        bundle,
-        config,
-        world,
-        settings,
-        student_resident=case["resident"],
-        together=ahead * micro_steps,
-    )
+    teachers = TEACHERS if live else ()
+    options = {"student_resident": case["resident"], "together": ahead * micro_steps}
+    engine = engine_of(world, folder, config, teachers, **options)
+    batches = [[batch_of(ROWS, TEACHERS, live)] * micro_steps] * ahead
 
     def window() -> None:
-        for step in engine.read_ahead([[batch(live)] * micro_steps] * ahead):
+        for step in engine.read_ahead(batches):
             engine.train_step(step)
 
     for _ in range(2):  # DeepSpeed's prefetch follows what it has seen

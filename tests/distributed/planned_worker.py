@@ -11,22 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from small_engines import batch_of, engine_of
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
-from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
-from ds_distill.types import Batch, Signals
-from ds_distill.views import PaddedView
 
 world = World.start()
-ROWS, CLASSES = 4, 4
+ROWS, TEACHERS = 4, ("teacher",)
 
 
 def storages() -> dict[int, int]:
@@ -48,18 +40,6 @@ def settled_storages() -> dict[int, int]:
     return min(looks, key=lambda look: sum(look.values()))
 
 
-def batch(live: bool) -> Batch:
-    ids = torch.ones(ROWS, 8, dtype=torch.int64)
-    view = PaddedView(ids, torch.ones_like(ids))
-    return Batch(
-        keys=torch.zeros(ROWS, 2, dtype=torch.int64),
-        views={"student": view, "teacher": view},
-        labels=torch.zeros(ROWS, dtype=torch.int64),
-        row_sets={"all": torch.arange(ROWS)},
-        signals={} if live else {"teacher": Signals(torch.zeros(ROWS, CLASSES))},
-    )
-
-
 def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) -> dict[str, Any]:
     """Bytes of parameters, and of gradients, optimizer and reduce buckets."""
     gc.collect()
@@ -68,26 +48,14 @@ def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) 
         f"zero{stage}_{precision}", Training(batch_size=ROWS * world.size), world.size
     )
     config["zero_optimization"]["reduce_bucket_size"] = 100_000
-    student_config = AutoConfig.from_pretrained(configs / "student")
-    teacher_config = AutoConfig.from_pretrained(configs / "teacher")
-    for each in (student_config, teacher_config):
-        each.num_labels = CLASSES
-    student = AutoModelForSequenceClassification.from_config(student_config, dtype=torch.float32)
-    teachers = {}
-    if live:
-        with sharded_loading(config):
-            teachers["teacher"] = AutoModelForSequenceClassification.from_config(
-                teacher_config, dtype=model_dtype(config)
-            )
-    terms = build_terms(losses_of({"kl": {}}), TermInputs(student_config.hidden_size))
-    bundle = Bundle(student, teachers, terms)
-    settings = OptimizerSettings(1e-4, 0.01, 10, 1)
-    engine = Engine(bundle, config, world, settings, student_resident=resident)
-    engine.train_step([batch(live)])
+    teachers, batch = TEACHERS if live else (), batch_of(ROWS, TEACHERS, live)
+    engine = engine_of(world, configs, config, teachers, student_resident=resident)
+    bundle = engine.bundle
+    engine.train_step([batch])
     inner = engine._engine
     inner.train()
-    parts = inner(batch=engine._moved([batch(live)], ())[0])
-    dtypes = sorted({str(p.dtype) for p in student.parameters()})
+    parts = inner(batch=engine._moved([batch], ())[0])
+    dtypes = sorted({str(p.dtype) for p in bundle.student.parameters()})
     inner.backward(parts["loss"] * world.size, scale_wrt_gas=False)
     del parts
     # Tensors that autograd made are objects of Python once they have been asked for.

@@ -30,7 +30,7 @@ from ds_distill.recipe.policies import (
 )
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.calibration import fit_temperature
-from ds_distill.routing.fitting import STATES, folds_of, states_of
+from ds_distill.routing.fitting import STATES, folds_of
 from ds_distill.routing.gate import FOLDS, Gate
 from ds_distill.routing.multi_label import (
     FittedByLabel,
@@ -611,25 +611,6 @@ def test_the_target_of_some_rows():
         assert Target(None, weights).at(torch.tensor(rows, dtype=torch.int64)).logits is None
 
 
-def label_after_label(router, signals, batch):
-    """The same with a policy that is asked about each label alone."""
-    targets = []
-    for number, labels in enumerate(batch.labels.unbind(1)):
-        own = of_label(signals, number)
-        seen = Asked(
-            NOTHING,
-            replace(batch, labels=labels),
-            own,
-            settings=router._routing,
-            states=states_of(own) if router.layers else {},
-            fitted=None if router._fitted is None else router._fitted.of[number],
-            temperature=router._temperature,
-            seed=router._seed,
-        )
-        targets.append(router._policy(seen))
-    return joined(targets)
-
-
 def of_many_labels(count, many, width=0, lacking=False):
     """Signals, a batch and what is fitted of each label."""
     draw = torch.Generator().manual_seed(many)
@@ -665,8 +646,15 @@ def test_many_labels_at_once_are_those_of_each_label_alone(routing, lacking):
     """To the bit where logits are chosen or added. An exponential or a logarithm is rounded by
     where it stands in a vector of the processor, and a matrix's sums by their order."""
     signals, batch, fitted = of_many_labels(9, 6, 5, lacking)
-    router = Router(routing, temperature=2.0, seed=3, fitted=fitted)
-    found, wanted = router(signals, batch), label_after_label(router, signals, batch)
+    found = Router(routing, temperature=2.0, seed=3, fitted=fitted)(signals, batch)
+    wanted = joined(
+        [
+            Router(routing, temperature=2.0, seed=3, fitted=fitted.of[number])(
+                of_label(signals, number), replace(batch, labels=labels)
+            )
+            for number, labels in enumerate(batch.labels.unbind(1))
+        ]
+    )
     exact = routing.policy in CHOOSING and routing.mix != "probabilities"
     bits = dict.fromkeys(("rtol", "atol"), 0.0 if exact else 2e-6)
     torch.testing.assert_close(found.weights, wanted.weights, **bits)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from records import EVALUATION
 
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
@@ -35,15 +36,8 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
     reports = {name: model_report(one, METRICS_OF_NUMBERS) for name, one in scored.items()}
     roles = {name: role for name, (role, _) in predicted.items()}
     record = {
-        "phase": "evaluate",
-        "kind": "evaluate",
-        "task": "task",
-        "seconds": 1.0,
-        "split": "test",
-        "over": "numbers",
-        "metric": "pearson",
-        "metric_settings": {},
-        "examples_mark": "the same",
+        **EVALUATION,
+        **{"over": "numbers", "metric": "pearson", "examples_mark": "the same"},
         "models": {
             name: {
                 "role": role,
@@ -54,9 +48,7 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
             for name, role in roles.items()
         },
         "baseline": {
-            "answer": "0.5",
-            "rule": "the mean label",
-            "split": "train",
+            **{"answer": "0.5", "rule": "the mean label", "split": "train"},
             **model_report(baseline, METRICS_OF_NUMBERS),
         },
         "comparisons": comparisons(scored, roles, reports, metric),
