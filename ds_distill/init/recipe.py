@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedConfig
 
 from ds_distill.data.labels import as_list
-from ds_distill.data.readers import Reader, open_file
+from ds_distill.data.readers import open_file
 from ds_distill.data.sources import USUAL_NAMES, folder_splits, open_files
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError
@@ -80,7 +80,7 @@ def guess(data: Path, options: DataOptions) -> Guess:
     """Raises UserError for data that cannot be read, or whose columns cannot be told."""
     splits, files = _splits(data)
     used = [split for split in ("train", "validation", "test") if split in files]
-    tables = {split: _Table.read(files[split], options) for split in used}
+    tables = {split: _Table(files[split], options) for split in used}
     train, of_task = tables["train"], options.task
     labelled = [table for table in tables.values() if of_task == "masked-lm" or table.has_labels()]
     told = next(iter(labelled), train)
@@ -142,80 +142,75 @@ def _texts(fields: Sequence[Any]) -> list[str]:
     return [str(item) for item in flat if item is not None]
 
 
-@dataclass(frozen=True)
 class _Table:
-    reader: Reader
-    rows: Mapping[str, Sequence[Any]]
-    """By column, of each row; in CSV lists, where all are their JSON."""
-    values: Mapping[str, Sequence[Any]]
-    """The same without those that are empty, or -1 in all rows."""
-    options: DataOptions
+    """The first rows of a file."""
 
-    @classmethod
-    def read(cls, file: Path, options: DataOptions) -> _Table:
-        reader = open_file(file)
-        columns = reader.columns()
-        rows = [row for _, row in islice(reader.rows(columns), ROWS)]
+    def __init__(self, file: Path, options: DataOptions) -> None:
+        self.options, self.reader = options, open_file(file)
+        names = self.reader.columns()
+        rows = [row for _, row in islice(self.reader.rows(names), ROWS)]
         if not rows:
-            raise UserError(f"{reader.name}: no rows. Put at least one example there.")
-        found: dict[str, list[Any]] = {}
-        for name in columns:
+            raise UserError(f"{self.reader.name}: no rows. Put at least one example there.")
+        self.rows: dict[str, list[Any]] = {}
+        """By column, of each row; in CSV lists, where all are their JSON."""
+        self.values: dict[str, list[Any]] = {}
+        """The same without those that are empty, or -1 in all rows."""
+        for name in names:
             own = [row.get(name) for row in rows]
-            lists = [as_list(value, reader) for value in own]
-            all_lists = all(isinstance(one, list) for one in lists if one is not None)
-            found[name] = lists if all_lists else own
-        values = {name: [v for v in own if v not in (None, "")] for name, own in found.items()}
-        none = ({"-1"}, {"-1.0"})
-        values = {k: [] if {*map(str, own)} in none else own for k, own in values.items()}
-        return cls(reader, found, values, options)
+            lists = [as_list(value, self.reader) for value in own]
+            are_lists = all(isinstance(one, list) for one in lists if one is not None)
+            self.rows[name] = lists if are_lists else own
+            filled = [value for value in self.rows[name] if value not in (None, "")]
+            nothing = {*map(str, filled)} in ({"-1"}, {"-1.0"})
+            self.values[name] = [] if nothing else filled
 
     def shape(self, name: str) -> str:
         """What a column holds: "" for nothing, or what is none of these."""
         values = self.values[name]
-        if values and all(isinstance(value, list) for value in values):
+        if not values:
+            return ""
+        if all(isinstance(value, list) for value in values):
             return "lists"
-        if values and self.reader.label_names(name) is not None:
+        if self.reader.label_names(name) is not None:
             return "classes"
         numbers = [self._number(value) for value in values]
-        if values and None not in numbers:
+        if None not in numbers:
             whole = all(number is not None and number.is_integer() for number in numbers)
             return "whole numbers" if whole else "numbers"
-        return "texts" if values and all(isinstance(value, str) for value in values) else ""
+        return "texts" if all(isinstance(value, str) for value in values) else ""
 
     def _number(self, value: Any) -> float | None:
-        text = isinstance(value, str) and self.reader.numbers_are_text
-        if isinstance(value, bool) or not (text or isinstance(value, int | float)):
+        if isinstance(value, bool) or (isinstance(value, str) and not self.reader.numbers_are_text):
             return None
         try:
             return float(value)
-        except ValueError:
+        except (TypeError, ValueError):
             return None
 
     def columns_of_task(self) -> tuple[str, dict[str, str]]:
         """The task, and its columns by their keys."""
         asked, names = self.options.task, self.values.keys()
-        found: tuple[str, ...] = ()
+        tasks: tuple[str, ...] = ()
         columns: dict[str, str] = {}
         if asked == "masked-lm":
-            return asked, _as_pair(self._text_columns())
-        if {"question", "context", "answers"} <= names and self._may_be("answers"):
-            found, columns = _QUESTIONS, {key: key for key in ("question", "context", "answers")}
+            tasks, columns = (asked,), _as_pair(self._text_columns())
+        elif {"question", "context", "answers"} <= names and self._may_be("answers"):
+            tasks, columns = _QUESTIONS, {key: key for key in ("question", "context", "answers")}
         elif "tokens" in names and (tags := self._tags()):
-            what = "Which column has the tags?"
-            tag = "tags" if "tags" in tags else _only(what, tags, "--label")
-            found, columns = _WORDS, {"tokens": "tokens", "tags": tag}
+            tag = "tags" if "tags" in tags else _only("Which column has the tags?", tags, "--label")
+            tasks, columns = _WORDS, {"tokens": "tokens", "tags": tag}
         elif "spans" in names and self._may_be("spans"):
-            found, columns = _WORDS, {"text": self._text_columns()[0], "spans": "spans"}
-        elif asked is None or asked in _TEXTS:
+            tasks, columns = _WORDS, {"text": self._text_columns()[0], "spans": "spans"}
+        elif asked in (None, *_TEXTS):
             label = self._label_column()
             columns = {**_as_pair(self._text_columns(label)), "label": label}
-            found = (self._task_of(label), *_TEXTS)
-        if asked is not None and asked not in found:
+            tasks = (self._task_of(label), *_TEXTS)
+        if asked not in (None, *tasks):
             raise UserError(
                 f"{self.reader.name}: no columns of the task {asked} (columns: "
                 f"{', '.join(names)}). docs/data.md says which it needs, and their names."
             )
-        return asked or found[0], columns
+        return asked or tasks[0], columns
 
     def has_labels(self) -> bool:
         """Whether it has the columns of a task, with labels."""
@@ -250,11 +245,9 @@ class _Table:
     def _label_column(self) -> str:
         if (given := self.options.label) is not None:
             return self._known("--label", given)
-        for name in ("label", "labels"):
-            if self.values.get(name):
-                return name
         filled = [name for name, values in self.values.items() if values]
-        possible = [name for name in filled if name.lower() in LABEL_NAMES]
+        possible = [name for name in filled if name in LABEL_NAMES[:2]]
+        possible = sorted(possible)[:1] or [name for name in filled if name.lower() in LABEL_NAMES]
         possible = possible or [name for name in filled if self._recur(name)]
         if not possible:
             raise UserError(
@@ -282,13 +275,10 @@ class _Table:
         if self.options.text:
             return [self._known("--text", name) for name in self.options.text[:2]]
         texts = [name for name in self.values if self.shape(name) == "texts" and name != label]
-        for pair in PAIRS:
-            if {*pair} <= {*texts}:
-                return list(pair)
-        for usual in TEXT_NAMES:
-            for column in texts:
-                if column.lower() == usual:
-                    return [column]
+        usual = [[name] for known in TEXT_NAMES for name in texts if name.lower() == known]
+        pairs = [[*pair] for pair in PAIRS if {*pair} <= {*texts}]
+        for found in (*pairs, *usual):
+            return found
         if not texts:
             raise UserError(f"{self.reader.name}: no column holds texts. Name it: --text COLUMN.")
         return [_only("Which column has the text?", texts, "--text")]
@@ -326,49 +316,58 @@ class TeacherFacts:
     model: str
     config: PreTrainedConfig | None = None
     """None of the default teacher, which is not read."""
+    outputs: list[str] = field(default_factory=list)
+    """What its head calls its classes, as the data spell them; empty where it has none."""
     has_head: bool = False
-    labels: list[str] | None = None
-    """Of its head, in the order of its outputs; None where it has none, or they have no names."""
+
+    @property
+    def labels(self) -> list[str] | None:
+        """None where its outputs have no names."""
+        return None if not self.outputs or are_generic(self.outputs) else self.outputs
 
     def knows_in_part(self, labels: Sequence[str]) -> bool:
         return self.labels is not None and not {*labels} <= {*self.labels}
 
     def mapped(self, labels: Sequence[str]) -> tuple[dict[str, str | None], str]:
         """Its labels to the task's, where these are not the same, and a comment."""
-        if self.labels is not None and self.labels != [*labels]:
-            known = {name: name if name in labels else None for name in self.labels}
-            count = sum(label is not None for label in known.values())
-            return known, f"it knows {count} of the {len(labels)} labels"
-        if self.has_head and self.labels is None and labels and self.config is not None:
-            names = class_names(self.config)
-            if len(names) == len(labels):
-                return dict(zip(names, labels, strict=True)), "guessed: its outputs have no names"
-        return {}, ""
+        known: dict[str, str | None] = {}
+        if self.labels is None and len(self.outputs) == len(labels):
+            known |= zip(self.outputs, labels, strict=True)
+            return known, "guessed: its outputs have no names"
+        if self.labels not in (None, [*labels]):
+            known |= {name: name if name in labels else None for name in self.outputs}
+        count = sum(label is not None for label in known.values())
+        return known, f"it knows {count} of the {len(labels)} labels"
 
 
-def read_teachers(references: Sequence[str], task: str) -> list[TeacherFacts]:
-    """Raises UserError for a folder that is no model."""
+def read_teachers(
+    references: Sequence[str], task: str, labels: Sequence[str]
+) -> list[TeacherFacts]:
+    """labels: the data's. Raises UserError for a folder that is no model."""
     if not references:
         return [TeacherFacts("teacher", DEFAULT_TEACHER)]
     found = []
     for number, reference in enumerate(references, 1):
         name = f"teacher-{number}" if len(references) > 1 else "teacher"
-        config, labels = load_config(resolve_model(reference)), None
-        has_head = _has_head(reference, config, task)
-        if has_head and task in _WITH_CLASSES and not are_generic(class_names(config)):
-            labels = class_names(config)
-        found.append(TeacherFacts(name, reference, config, has_head, labels))
+        config, outputs = load_config(resolve_model(reference)), list[str]()
+        try:
+            check_head(reference, config, TASKS[task])
+            has_head = bool(getattr(config, "architectures", None))
+        except UserError:
+            has_head = False
+        if has_head and task in _WITH_CLASSES:
+            outputs = _spelt_as(labels, class_names(config))
+        found.append(TeacherFacts(name, reference, config, outputs, has_head))
     return found
 
 
-def _has_head(reference: str, config: PreTrainedConfig, task: str) -> bool:
-    if not getattr(config, "architectures", None):
-        return False
-    try:
-        check_head(reference, config, TASKS[task])
-    except UserError:
-        return False
-    return True
+def _spelt_as(labels: Sequence[str], own: list[str]) -> list[str]:
+    """A teacher's labels as the data spell them, where only capitals differ."""
+    spelt = {label.lower(): label for label in labels}
+    lower = [label.lower() for label in own]
+    if {*spelt} != {*lower} or not len(spelt) == len(lower) == len(labels):
+        return own
+    return [spelt[label] for label in lower]
 
 
 def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str | None) -> str:
@@ -377,16 +376,10 @@ def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str
     Raises UserError where teachers know too few of the data's labels, or a split has others than
     train.
     """
-    teachers = read_teachers(references, guess.task)
-    fresh = [one.name for one in teachers if not one.has_head]
-    if fresh and not guess.labelled:
-        raise UserError(
-            f"{data}: train has no labels, on which {', '.join(fresh)} could be fine-tuned. Name "
-            "teachers that are, with --teacher."
-        )
     with_classes = guess.task in _WITH_CLASSES
     in_data = _labels_in(guess, data) if with_classes else []
-    teachers = [_spelt_as(in_data, one) for one in teachers]
+    teachers = read_teachers(references, guess.task, in_data)
+    fresh = [one.name for one in teachers if not one.has_head]
     labels, whose = _labels(guess, data, teachers, in_data) if with_classes else ([], "")
     length, why = _max_length(guess, teachers[0])
     environment = jinja2.Environment(keep_trailing_newline=True, autoescape=False)
@@ -413,52 +406,21 @@ def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str
     )
 
 
-def _spelt_as(labels: Sequence[str], teacher: TeacherFacts) -> TeacherFacts:
-    """A teacher's labels as the data spell them, where only capitals differ."""
-    spelt = {label.lower(): label for label in labels}
-    own = [label.lower() for label in teacher.labels or []]
-    if {*spelt} != {*own} or not len(spelt) == len(own) == len(labels):
-        return teacher
-    return replace(teacher, labels=[spelt[label] for label in own])
-
-
 def _labels(
     guess: Guess, data: str, teachers: Sequence[TeacherFacts], labels: list[str]
 ) -> tuple[list[str], str]:
     """The task's labels, in the order of the first teacher that knows these; and whose they are."""
-    named = [one for one in teachers if one.labels is not None]
-    for one in named:
-        _refuse_strange(one, labels, all_of_them=guess.task == "multi-label")
-    if all(one.knows_in_part(labels) for one in teachers):
-        known = {label for one in teachers for label in one.labels or ()}
-        if unknown := [label for label in labels if label not in known]:
-            raise UserError(
-                f"{data}: no teacher knows {', '.join(unknown)}. Give a --teacher that does, or "
-                "one without a head, which is fine-tuned; or take these rows out."
-            )
+    named = [one.labels for one in teachers if one.labels is not None]
     if not guess.labelled and not named:
         raise UserError(
             f"{data}: train has no labels, and no --teacher names its own. Name a teacher that "
             "does (id2label in config.json)."
         )
     more = guess.task == "token-classification"  # a tagger may know types that the data do not have
-    for own in (one.labels for one in named if one.labels is not None):
+    for own in named:
         if {*own} == {*labels} or (more and {*own} > {*labels}):
             return own, "of the teachers, in their order"
     return labels, "in train" if guess.labelled else "of validation or test"
-
-
-def _refuse_strange(teacher: TeacherFacts, labels: Sequence[str], *, all_of_them: bool) -> None:
-    """Raises UserError for a teacher of other labels than the data's. One that knows two of them
-    says which it takes for likelier. all_of_them: a part of them is none."""
-    own = teacher.labels or []
-    common = {*labels} & {*own}
-    if len(common) < 2 or (all_of_them and len(common) < len(labels)):
-        raise UserError(
-            f"--teacher {teacher.model}: its labels are {', '.join(own)}, and the data have "
-            f"{', '.join(labels)}: not in both are {', '.join(sorted({*labels} ^ {*own}))}. Rename "
-            "them in the data, or write the recipe by hand with teachers.NAME.labels."
-        )
 
 
 def _labels_in(guess: Guess, data: str) -> list[str]:
