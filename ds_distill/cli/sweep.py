@@ -52,11 +52,11 @@ def sweep(
 
     fixed, found = variants(settings or [])
     given = Given(recipe, fixed, small)
-    loaded = [given.load(more=variant.overrides) for variant in found]
-    path = folder or Path("runs") / f"{loaded[0].name}-sweep"
+    recipes = {variant: given.load(more=variant.overrides) for variant in found}
+    path = folder or Path("runs") / f"{recipes[found[0]].name}-sweep"
     from ds_distill.sweep.runs import check_folder, runs_of
 
-    runs = runs_of(recipe, fixed, found, small, path)
+    runs = runs_of(recipes, path)
     check_folder(path, resume=resume)
     quiet_libraries()
     from ds_distill.sweep.tables import write_sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -14,7 +14,7 @@ import yaml
 
 from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.text import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
@@ -119,24 +119,17 @@ class SweepRun:
         return self.folder.results.is_file()
 
 
-def runs_of(
-    reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
-) -> list[SweepRun]:
-    """The runs of a recipe under each variant.
+def runs_of(recipes: Mapping[Variant, Recipe], folder: Path) -> list[SweepRun]:
+    """The runs of a recipe under each variant; folder: the sweep's.
 
-    reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
-
-    Raises UserError for settings that no recipe can have, where there is but one run, and for runs
-    that are judged by unlike scores.
+    Raises UserError where there is but one run, and for runs that are judged by unlike scores.
     """
-    if len(found) == 1:
+    if len(recipes) == 1:
         raise UserError(
             "a sweep needs a key with several values, e.g. seed=1,2,3 or "
             "training.learning_rate=1e-5,3e-5."
         )
-    runs = [
-        SweepRun(v, load_recipe(reference, [*fixed, *v.overrides], small), folder) for v in found
-    ]
+    runs = [SweepRun(variant, recipe, folder) for variant, recipe in recipes.items()]
     _refuse_unlike_scores(runs)
     return runs
 

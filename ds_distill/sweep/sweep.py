@@ -36,7 +36,6 @@ from ds_distill.process import failures, lease
 from ds_distill.process.launcher import ends_with, shell_code
 from ds_distill.process.signals import STOPPED
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.phases import PhaseSettings
 from ds_distill.recipe.training import Training
 from ds_distill.records import read_object, read_results
 from ds_distill.reporting.results import task_metric_of
@@ -87,13 +86,21 @@ class Sweep:
                     f"{first} and {name} are the same run. Give each value once, and each key by "
                     "one name."
                 )
-        alike: dict[str, list[SweepRun]] = {}
-        for run in runs:
-            alike.setdefault(around_phases(run.recipe), []).append(run)
+        groups: list[dict[str, SweepRun]] = []
+        written = self._recipes
+        for name, run in zip(written, runs, strict=True):
+            alike = (of for of in groups if shared_phases(written[next(iter(of))], written[name]))
+            if (group := next(alike, None)) is None:
+                groups.append(group := {})
+            group[name] = run
         self.shared = [
-            Shared(runs, count, RunFolder(folder / "shared" / runs[0].variant.name))
-            for runs in alike.values()
-            if len(runs) > 1 and (count := shared_phases([run.recipe for run in runs]))
+            Shared(
+                [*group.values()],
+                shared_phases(*(written[name] for name in group)),
+                RunFolder(folder / "shared" / next(iter(group))),
+            )
+            for group in groups
+            if len(group) > 1
         ]
         if (file := folder / SWEEP).is_file():
             self._refuse_other(read_object(file, "Give another --folder.")["runs"], file)
@@ -197,11 +204,8 @@ class Sweep:
 
     def ended(self) -> dict[Variant, dict[str, Any]]:
         """`run_result` of each run that has ended."""
-        return {
-            run.variant: run_result(read_results(run.folder.results))
-            for run in self.runs
-            if run.is_done
-        }
+        done = [run for run in self.runs if run.is_done]
+        return {run.variant: run_result(read_results(run.folder.results)) for run in done}
 
     def draws(self) -> Draws:
         """See `drawn`; each student's once, and only where it is asked for."""
@@ -278,14 +282,7 @@ def _check_validation(recipe: Recipe) -> None:
             )
 
 
-ASIDE = {"name", "description", "training", "phases"}
-"""Sections of a recipe that earlier phases do not read: what phases take of `training` stands in
-them."""
-
-TOLD = {
-    *("name", "task", "split", "splits", "teachers", "follow", "models", "save_as", "start"),
-    "kind",
-}
+TOLD = {"name", "task", "split", "splits", "teachers", "follow", "models", "save_as", "start"}
 """Keys of later phases by which earlier ones find what to make: which examples choose, which caches
 are read."""
 
@@ -293,26 +290,19 @@ LINKED = {"models", "cache"}
 """Folders of a run whose files no later phase changes."""
 
 
-def around_phases(recipe: Recipe) -> str:
-    """What must be equal for two recipes to have phases in common, as text."""
-    dump = recipe.as_written()
-    told = [{key: _dump(phase).get(key) for key in TOLD} for phase in recipe.phases]
-    rest = {key: value for key, value in dump.items() if key not in ASIDE}
-    return json.dumps([rest, told], sort_keys=True)
-
-
-def shared_phases(recipes: Sequence[Recipe]) -> int:
-    """How many phases, from the first one, the recipes run alike, so that one may run them for all.
-
-    recipes: equal in `around_phases`.
-    """
-    dumps = [[json.dumps(_dump(phase), sort_keys=True) for phase in r.phases] for r in recipes]
-    alike = [len(set(same)) == 1 for same in zip(*dumps, strict=True)]
-    return [*alike, False].index(False)
-
-
-def _dump(phase: PhaseSettings) -> dict[str, Any]:
-    return {**phase.as_written(), "kind": phase.kind}
+def shared_phases(first: dict[str, Any], *others: dict[str, Any]) -> int:
+    """How many phases, from the first one, recipes as written run alike, so that one may run them
+    for all."""
+    alike = len(first["phases"])
+    for change in (change for other in others for change in changes(first, other)):
+        match change.key:
+            case ("name" | "description" | "training", *_):
+                pass  # what phases take of `training` stands in them
+            case ("phases", number, _, key, *_) if key not in TOLD:
+                alike = min(alike, int(number))
+            case _:
+                return 0
+    return alike
 
 
 def begin_from(shared: Path, folder: Path, recipe: Recipe) -> None:
@@ -367,17 +357,17 @@ class Pool:
         self.jobs, self.gpus, self.ranks = jobs, gpus, ranks
         self._running: dict[int, tuple[Child, subprocess.Popen[bytes]]] = {}
         self._ends, self._starts = False, threading.RLock()
+        self._slots = SimpleQueue[int]()
+        for slot in range(jobs):
+            self._slots.put(slot)
 
     def run(
         self, children: Sequence[Child], waiting: Callable[[list[Child]], None]
     ) -> Generator[tuple[Child, int, float]]:
         """(child, exit code, seconds) as each ends. waiting: called with those that run, where none
         has ended for TELLS_EVERY seconds."""
-        slots = SimpleQueue[int]()
-        for slot in range(self.jobs):
-            slots.put(slot)
         with ThreadPoolExecutor(self.jobs) as threads:
-            left = {threads.submit(self._run, child, slots) for child in children}
+            left = {threads.submit(self._run, child) for child in children}
             try:
                 while left:
                     done, left = wait(left, TELLS_EVERY, FIRST_COMPLETED)
@@ -388,26 +378,27 @@ class Pool:
                 if left:  # a mistake of ours: the threads would see the others through
                     self.end(at_once=True)
 
-    def _run(self, child: Child, slots: SimpleQueue[int]) -> tuple[Child, int, float]:
-        slot, began = slots.get(), time.monotonic()
-        with self._starts, open(child.log, "ab") as log:
-            if self._ends:
-                slots.put(slot)
-                return child, STOPPED, 0.0
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ds_distill", *child.arguments],
-                env=self.environment(slot),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=ends_with(os.getpid()),  # and when this thread does, which waits
-            )
-            self._running[slot] = child, process
-        code = shell_code(process.wait())
-        del self._running[slot]
-        slots.put(slot)
-        return child, code, time.monotonic() - began
+    def _run(self, child: Child) -> tuple[Child, int, float]:
+        slot, began = self._slots.get(), time.monotonic()
+        try:
+            with self._starts, open(child.log, "ab") as log:
+                if self._ends:
+                    return child, STOPPED, 0.0
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ds_distill", *child.arguments],
+                    env=self.environment(slot),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=ends_with(os.getpid()),  # and when this thread does, which waits
+                )
+                self._running[slot] = child, process
+            code = shell_code(process.wait())
+            del self._running[slot]
+            return child, code, time.monotonic() - began
+        finally:
+            self._slots.put(slot)
 
     def environment(self, slot: int) -> dict[str, str]:
         """Of the child that runs in a slot, from 0 to `jobs` - 1."""

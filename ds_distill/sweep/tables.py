@@ -95,12 +95,16 @@ def suite_tables(found: Found) -> list[Table]:
             score = shown(row["score"], metrics[task].shown_as) if row else "-"
             rows[-1].append("undefined" if row is None and lost else score)
         for of in means.values():
-            mean, apart = of["score"], of["to_reference"] if name != reference else None
+            mean = of["score"]
             part = "-" if of["retention"] is None else share(of["retention"])
             if metric is None or mean is None:
                 rows[-1] += ["-", part, ""]
             else:
-                rows[-1] += [shown(mean, metric.shown_as), part, _apart(metric, apart, None)]
+                rows[-1] += [
+                    shown(mean, metric.shown_as),
+                    part,
+                    _apart(metric, of["to_reference"], None),
+                ]
     heads = ["checkpoint", *(f"{task}, {metrics[task].title}" for task in tasks)]
     for kind in next(iter(found["checkpoints"].values())):
         heads += [kind, f"{kind} of {reference}'s", f"{kind} less {reference}"]

@@ -56,6 +56,8 @@ def test_of_a_run_that_evaluates_twice_the_last_evaluation_is_shown(tmp_path):
         *("None", "0.25", "0.25")
     ]
     assert " +25.0 (" in text
+    own = [row["to_first"] for row in shown(first)[0]["rows"]]
+    assert own[0] is None and own[1]["difference"] == 0.0
 
 
 def test_what_no_resample_tells_is_not_within_chance(tmp_path):
