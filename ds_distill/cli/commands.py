@@ -364,9 +364,12 @@ def _trainings(
     import torch
 
     from ds_distill.check.check import open_sources
-    from ds_distill.profiling.shorten import shortening, total_steps
-    from ds_distill.profiling.table import trainings_text
-    from ds_distill.profiling.trainings import profile_trainings
+    from ds_distill.profiling.trainings import (
+        profile_trainings,
+        shortening,
+        total_steps,
+        trainings_text,
+    )
     from ds_distill.run.inputs import describe_environment
 
     splits = {task: source.splits for task, source in open_sources(whole).items()}
@@ -395,9 +398,7 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     import torch
 
     quiet_libraries()
-    from ds_distill.profiling.charts import plot_models
-    from ds_distill.profiling.models import profile_models
-    from ds_distill.profiling.table import models_text
+    from ds_distill.profiling.models import models_text, plot_models, profile_models
     from ds_distill.run.inputs import describe_environment
 
     found = profile_models(run, partial(say, error=True))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from ds_distill.losses.logits import is_large
 from ds_distill.models.packed import takes_flashdeberta
+from ds_distill.models.packing import takes_packed
+from ds_distill.planning.gpus import Device
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
+from ds_distill.recipe import Recipe
 from ds_kernels._projections import KEEP_BYTES, LOGIT_BYTES
 
 _SMALLEST = 64
@@ -52,6 +56,38 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What all passes of a phase have alike."""
+
+    length: int
+    row_share: float | None
+    """See `TaskSettings.row_share`."""
+    dtype: torch.dtype
+    on_gpu: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+    @property
+    def kind(self) -> str:
+        """Of the device, as torch calls it."""
+        return "cuda" if self.on_gpu else "cpu"
+
+    def rows(self, examples: int, share: float) -> int:
+        return max(1, round(share * examples * self.length))
+
+    def of(self, examples: int, *, trains: bool, **options: Any) -> Pass:
+        """options: those of a `Pass`. On a CPU a model that is trained has the plain attention, see
+        Run.model."""
+        rows = None if self.row_share is None else self.rows(examples, self.row_share)
+        fused, mask_bytes = self.on_gpu or not trains, 1 if self.on_gpu else None
+        one = Pass(examples, self.length, rows, self.dtype, trains, fused, mask_bytes)
+        return replace(one, **options)
+
+
+@dataclass(frozen=True)
 class Head:
     """How a masked-LM's loss reads the student's head, and a live teacher's."""
 
@@ -71,164 +107,96 @@ class Head:
     of_teachers: bool
     """Whether a term, or what mixes teachers, makes a live teacher's logits."""
 
-    def bytes(self, rows: int, itemsize: int, device: str) -> int:
+    def chunked_bytes(self, shape: Shape, examples: int) -> int:
         """What the chunked term holds at its peak."""
         if not self.chunked:
             return 0
-        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[device])
-        derivatives = rows * self.vocabulary * itemsize
-        if derivatives > KEEP_BYTES[device]:
-            derivatives = logits // 8 * itemsize
+        rows = shape.rows(examples, self.chunked_share)
+        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[shape.kind])
+        derivatives = rows * self.vocabulary * shape.size
+        if derivatives > KEEP_BYTES[shape.kind]:
+            derivatives = logits // 8 * shape.size
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, rows: int, itemsize: int, device: str) -> int:
+    def recomputed_bytes(self, shape: Shape, rows: int) -> int:
         """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
         sum of the weight's gradient, and of 16 bits what is made of both."""
-        numbers = min(rows * self.vocabulary, LOGIT_BYTES[device] // 8)
+        numbers = min(rows * self.vocabulary, LOGIT_BYTES[shape.kind] // 8)
         numbers += self.vocabulary * self.widths[0]
-        return (4 + itemsize if itemsize < 4 else itemsize) * numbers
+        return (4 + shape.size if shape.size < 4 else shape.size) * numbers
 
-    def cost(self, rows: int, itemsize: int, device: str) -> Cost:
+    def chunked_cost(self, shape: Shape, examples: int) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
         more where the derivatives are too large to be stored."""
         if not self.chunked:
             return Cost()
-        product = {width: 2 * rows * width * self.vocabulary for width in self.widths}
-        again = rows * self.vocabulary * itemsize > KEEP_BYTES[device]
+        rows = shape.rows(examples, self.chunked_share)
+        again = rows * self.vocabulary * shape.size > KEEP_BYTES[shape.kind]
         calls: Counter[tuple[int, int]] = Counter()
         logits = 4 * rows * self.vocabulary
         for width in self.widths:
-            calls[product[width], logits + itemsize * self.vocabulary * width] += 2 if again else 1
-        calls[product[self.widths[0]], logits] += 2
+            weight = shape.size * self.vocabulary * width
+            calls[2 * rows * width * self.vocabulary, logits + weight] += 2 if again else 1
+        calls[2 * rows * self.widths[0] * self.vocabulary, logits] += 2
         calls[0, 6 * logits] += 1  # softmax of both and the derivative
         return Cost(calls)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What all passes of a phase have alike."""
-
-    length: int
-    row_share: float | None
-    """See `TaskSettings.row_share`."""
-    dtype: torch.dtype
-    on_gpu: bool
-
-    def of(self, examples: int, *, trains: bool, fused: bool) -> Pass:
-        rows = None
-        if self.row_share is not None:
-            rows = max(1, round(self.row_share * examples * self.length))
-        mask_bytes = 1 if self.on_gpu else None
-        return Pass(examples, self.length, rows, self.dtype, trains, fused, mask_bytes)
-
-
-@dataclass(frozen=True)
-class Work:
-    """The passes of a step: what they hold and what they do."""
-
-    student: Growth
-    """Activations of the trained model, or of all that are trained together."""
-    head: Growth
-    """Logits and derivatives of a masked-LM's loss."""
-    teachers: Growth
-    """Activations of the live teacher that has most, alone."""
-    student_passes: Sequence[Pass]
-    head_cost: Cost
-    """Of what is beside the student's pass: the chunked term of a masked-LM."""
-    teacher_passes: Mapping[str, Pass]
-    """Over one or more micro-batches."""
-
-    @property
-    def activations(self) -> int:
-        """Teachers have run, and dropped what they held, before the student begins."""
-        return max(self.student.here, self.teachers.here)
-
-    def largest(self, budget: int) -> int:
-        """Most examples of a micro-batch within so many bytes."""
-        if self.teachers.here > budget:
-            return 0  # of a pass over a step's micro-batches, whatever their number is
-        return min((self.student + self.head).largest(budget), self.teachers.largest(budget))
-
-
-def student_work(
-    student: PlannedModel,
-    shape: Shape,
-    examples: int,
-    head: Head | None,
-    *,
-    checkpointing: bool = False,
-    freeze: bool = False,
-    dropout: float | None = None,
-) -> tuple[Growth, Growth, Pass, Cost]:
-    """(activations, head, pass, cost of the head beside it) of a trained model's forward and
-    backward pass."""
-
-    def of(examples: int, logits: bool) -> Pass:
-        # On a CPU a model that is trained has the plain attention, see Run.model.
-        plain = shape.of(examples, trains=True, fused=shape.on_gpu)
-        return replace(
-            plain, logits=logits, checkpointing=checkpointing, freeze=freeze, dropout=dropout
-        )
-
+def student_pass(shape: Shape, examples: int, head: Head | None, **options: Any) -> Pass:
+    """A trained model's forward and backward pass; options: those of a `Pass`."""
     if head is None:
-        peak = Growth.of(lambda count: cost(student, of(count, True)).peak, examples)
-        return peak, Growth(), of(examples, True), Cost()
-    size, device = shape.dtype.itemsize, "cuda" if shape.on_gpu else "cpu"
+        return shape.of(examples, trains=True, **options)
+    rows = shape.rows(examples, head.dense_share)
+    return shape.of(examples, trains=True, logits=head.dense, rows=rows, **options)
 
-    def rows_of(count: int, share: float) -> int:
-        return max(1, round(share * count * shape.length))
+
+def student_memory(
+    student: PlannedModel, shape: Shape, examples: int, head: Head | None, **options: Any
+) -> tuple[Growth, Growth]:
+    """(activations, logits of a vocabulary and their derivatives) of such a pass."""
+    if head is None:
+        peak = lambda count: cost(student, student_pass(shape, count, None, **options)).peak  # noqa: E731
+        return Growth.of(peak, examples), Growth()
+
+    def body(count: int, **more: Any) -> int:
+        return cost(
+            student, shape.of(count, trains=True, **{"logits": False, **more, **options})
+        ).peak
 
     def at_head(count: int) -> int:
-        rows = rows_of(count, head.dense_share)
-        chunked = head.bytes(rows_of(count, head.chunked_share), size, device)
+        rows = shape.rows(count, head.dense_share)
+        chunked = head.chunked_bytes(shape, count)
         if not head.dense:
             return chunked
-        if head.recomputes and is_large(rows, head.vocabulary, device):
+        if head.recomputes and is_large(rows, head.vocabulary, shape.kind):
             # One after the other, with one gradient of the weight.
-            return max(head.recomputed_bytes(rows, size, device), chunked)
-        one = replace(of(count, False), rows=rows)
-        more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
-        return max(more, 0) + chunked
+            return max(head.recomputed_bytes(shape, rows), chunked)
+        return max(body(count, rows=rows, logits=True) - body(count, rows=rows), 0) + chunked
 
-    body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
-    whole = replace(of(examples, head.dense), rows=rows_of(examples, head.dense_share))
-    beside = head.cost(rows_of(examples, head.chunked_share), size, device)
-    return body, Growth.of(at_head, examples), whole, beside
+    return Growth.of(body, examples), Growth.of(at_head, examples)
 
 
-def teacher_work(
-    teachers: Mapping[str, PlannedModel],
-    shape: Shape,
-    examples: int,
-    head: Head | None,
-    together: int = 1,
-) -> tuple[Growth, dict[str, Pass]]:
-    """(activations of the one that has most, pass of each) of live teachers.
+def teacher_pass(shape: Shape, examples: int, head: Head | None) -> Pass:
+    """A live teacher's. Of DeBERTa on a GPU that of its own attention: of flashdeberta's few
+    kernels steps were planned at half of what an H200 took. Only what is held is flashdeberta's."""
+    return shape.of(examples, trains=False, logits=head is None or head.of_teachers)
 
-    together: micro-batches in one pass; of several the logits over a vocabulary are not made in it.
 
-    A pass of DeBERTa on a GPU is that of its own attention: of flashdeberta's few kernels steps
-    were planned at half of what an H200 took. Only what is held is flashdeberta's.
-    """
-    logits = head is None or head.of_teachers
-    peaks, passes = [], {}
-    for name, teacher in teachers.items():
+def teacher_memory(
+    teacher: PlannedModel, shape: Shape, examples: int, head: Head | None, together: int = 1
+) -> Growth:
+    """together: micro-batches in one pass; of several the logits over a vocabulary are not made in
+    it."""
+    lean = shape.on_gpu and shape.size == 2 and has_flashdeberta(teacher.config)
 
-        def of(count: int, logits: bool = logits) -> Pass:
-            return replace(shape.of(count, trains=False, fused=True), logits=logits)
+    def held(count: int, **options: Any) -> int:
+        one = replace(teacher_pass(shape, count, head), flashdeberta=lean, **options)
+        return cost(teacher, one).peak
 
-        def held(count: int, logits: bool = logits, teacher: PlannedModel = teacher) -> int:
-            lean = shape.on_gpu and shape.dtype.itemsize == 2 and has_flashdeberta(teacher.config)
-            return cost(teacher, replace(of(count, logits), flashdeberta=lean)).peak
-
-        peak = Growth.of(held, examples)
-        if together > 1:
-            whole = held(together * examples, head is None)
-            peak = replace(peak, here=max(peak.here, whole))
-        peaks.append(peak)
-        passes[name] = of(together * examples)
-    most = max(peaks, key=lambda growth: growth.here, default=Growth())
-    return most, passes
+    peak = Growth.of(held, examples)
+    if together == 1:
+        return peak
+    return replace(peak, here=max(peak.here, held(together * examples, logits=head is None)))
 
 
 def has_flashdeberta(config: PreTrainedConfig) -> bool:
@@ -236,3 +204,17 @@ def has_flashdeberta(config: PreTrainedConfig) -> bool:
     installed."""
     is_there = find_spec("flashdeberta") is not None or not torch.cuda.is_available()
     return is_there and takes_flashdeberta(config)
+
+
+def run_packed(
+    recipe: Recipe, device: Device, teachers: Mapping[str, PlannedModel], *, half: bool
+) -> bool:
+    """Whether all of some teachers run without padding; see `Run.packed`."""
+    by_default = recipe.padding is None and device.is_gpu and half
+    if not (by_default or recipe.padding == "never"):
+        return False
+    configs = [teacher.config for teacher in teachers.values()]
+    return all(
+        has_flashdeberta(one) if one.model_type == "deberta-v2" else takes_packed(one)
+        for one in configs
+    )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedConfig
 
-from ds_distill.data.schedule import TOKENS_PER_CALL
-from ds_distill.planning.activations import Shape, teacher_work
-from ds_distill.planning.communication import communication_seconds, sent_by_teachers
+from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL
+from ds_distill.engine.precision import model_dtype
+from ds_distill.planning.activations import Shape, run_packed, teacher_memory, teacher_pass
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.roofline import pass_seconds
+from ds_distill.planning.plan import CachePlan
 from ds_distill.planning.split_sizes import SplitFacts
+from ds_distill.planning.times import communication_seconds, pass_seconds, sent_by_teachers
+from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import Compact
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TaskSettings
@@ -29,66 +31,48 @@ _COMPACT = {1.0: (311.0, 187.0, 104.2, 60.8, 36.1), 2.0: (121.1, 50.1, 31.1, 25.
 teacher and text, so no more than the right order of size."""
 
 
-@dataclass(frozen=True)
-class CachePlan:
-    """What a cache phase takes."""
-
-    phase: str
-    bytes_per_example: float
-    """Of all teachers together."""
-    examples: int | None
-    bytes: int | None
-    """None where the number of examples is not known."""
-    examples_per_second: float
-    """Of all ranks together, all teachers."""
-    build_seconds: float | None
-    memory: int
-    """Bytes on each rank, of the teacher that takes most."""
-    fits: bool
-
-
 def cache_plan(
+    recipe: Recipe,
     name: str,
     phase: Cache,
-    task: TaskSettings,
     teachers: Mapping[str, PlannedModel],
     splits: Sequence[SplitFacts],
-    worst: Shape,
-    usual: Shape,
-    batch: int | None,
-    zero: Zero,
+    config: dict[str, Any],
     device: Device,
+    ranks: int,
 ) -> CachePlan:
-    """Teachers run one after the other, each alone in memory.
-
-    worst, usual: at the longest length, and at the mean one, which decides the time. batch:
-        examples of a pass; None: as many as have TOKENS_PER_CALL.
-    """
-    longest, batch = (batch or max(1, TOKENS_PER_CALL // shape.length) for shape in (worst, usual))
-    most, per_batch = 0, 0.0
-    for teacher, model in teachers.items():
-        numels = model.numels()
-        peak, _ = teacher_work({teacher: model}, worst, longest, None)
-        held = inference_states({teacher: numels}, zero)
-        most = max(most, held.total + peak.here)
-        _, passes = teacher_work({teacher: model}, usual, batch, None)
-        per_batch += pass_seconds(model, passes[teacher], device)
-        sent = sent_by_teachers({teacher: numels}, zero, passes=1)
-        per_batch += communication_seconds(sent, zero.ranks, device)
-    rate = zero.ranks * batch / per_batch / task.variants if per_batch else 0.0
-    each = sum(
-        example_bytes(phase, task, model.config, model.classes, usual.length)
-        for model in teachers.values()
+    """Teachers run one after the other, each alone in memory; config: DeepSpeed's."""
+    task, dtype = recipe.task_of(phase), model_dtype(config)
+    packs = run_packed(recipe, device, teachers, half=dtype.itemsize == 2)
+    layer = max((teacher.layer_numel() for teacher in teachers.values()), default=0)
+    zero = Zero.of(config, ranks, dtype.itemsize, recipe.student_resident, layer)
+    # The longest decide what is held, those of the mean length the time.
+    worst, usual = (
+        Shape(length, task.row_share, dtype, device.is_gpu)
+        for length in (task.max_length, round(max(split.tokens for split in splits)))
     )
+    given = phase.batch_size or (None if packs else PADDED_BATCH)
+    longest, batch = (given or max(1, TOKENS_PER_CALL // shape.length) for shape in (worst, usual))
+    most, per_batch, each = 0, 0.0, float(_KEY)
+    for teacher, model in teachers.items():
+        numels = {teacher: model.numels()}
+        held = (
+            inference_states(numels, zero).total + teacher_memory(model, worst, longest, None).here
+        )
+        most = max(most, held)
+        per_batch += pass_seconds(model, teacher_pass(usual, batch, None), device)
+        per_batch += communication_seconds(sent_by_teachers(numels, zero, 1), ranks, device)
+        each += example_bytes(phase, task, model.config, model.classes, usual.length)
+    rate = ranks * batch / per_batch / task.variants
     known = [split.examples for split in splits if split.examples is not None]
     examples = sum(known) if len(known) == len(splits) else None
     return CachePlan(
         phase=name,
-        bytes_per_example=each + _KEY,
+        bytes_per_example=each,
         examples=examples,
-        bytes=None if examples is None else round(examples * (each + _KEY)),
+        bytes=None if examples is None else round(examples * each),
         examples_per_second=rate,
-        build_seconds=None if examples is None or not rate else examples / rate,
+        build_seconds=None if examples is None else examples / rate,
         memory=most,
         fits=most <= device.usable,
     )

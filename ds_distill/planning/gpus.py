@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.planning.units import GIB
 from ds_distill.process.machine import machine_memory
-
-GIB = 2**30
 
 OF_PRODUCTS, OF_MEMORY, OF_LINKS = 0.7, 0.8, 0.7
 """Shares of a data sheet's figures that are reached: by large matrix products, by element-wise
@@ -43,6 +42,8 @@ class Device:
     has_bf16: bool
     source: str
     """Where the figures come from."""
+    torch_name: str = ""
+    """A pattern of what torch calls it, behind the maker's names."""
     launch: float = 25e-6
     """Seconds that the host takes to start a kernel, in Python and torch; what DeepSpeed does in
     Python takes so many times as long, see `placements`. Fitted to steps that virtual machines with
@@ -70,6 +71,7 @@ class Device:
 
 def _gpu(
     name: str,
+    torch_name: str,
     gib: float,
     half: float,
     full: float,
@@ -83,29 +85,28 @@ def _gpu(
     machine, for all its GPUs."""
     speeds = half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9
     network, cards = (12.5e9, 1) if one_card else (50e9, 8)
-    return Device(
-        name, int(gib * GIB), *speeds, network, has_bf16, "NVIDIA's data sheet", cards=cards
-    )
+    source = "NVIDIA's data sheet"
+    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source, torch_name, cards=cards)
 
 
 GPUS: dict[str, Device] = {
     device.name: device
     for device in (
-        _gpu("b200", 179.0, 2250, 75, 7700, 900),
-        _gpu("h200", 140.4, 989, 67, 4800, 450),
-        _gpu("h100", 79.6, 989, 67, 3350, 450),
-        _gpu("h100-pcie", 79.6, 756, 51, 2000, 64, one_card=True),
-        _gpu("a100", 80.0, 312, 19.5, 2039, 300),
-        _gpu("a100-40gb", 40.0, 312, 19.5, 1555, 300),
-        _gpu("a100-pcie", 80.0, 312, 19.5, 1935, 32, one_card=True),
-        _gpu("a100-pcie-40gb", 40.0, 312, 19.5, 1555, 32, one_card=True),
-        _gpu("l40s", 45.0, 362, 91.6, 864, 32, one_card=True),
-        _gpu("l4", 22.5, 121, 30.3, 300, 32, one_card=True),
-        _gpu("a10", 22.5, 125, 31.2, 600, 32, one_card=True),
-        _gpu("rtx4090", 24.0, 165, 82.6, 1008, 32, one_card=True),
-        _gpu("v100", 32.0, 125, 15.7, 900, 150, one_card=True, has_bf16=False),
-        _gpu("v100-pcie", 32.0, 112, 14.0, 900, 16, one_card=True, has_bf16=False),
-        _gpu("t4", 15.0, 65, 8.1, 320, 16, one_card=True, has_bf16=False),
+        _gpu("b200", "B200", 179.0, 2250, 75, 7700, 900),
+        _gpu("h200", "H200", 140.4, 989, 67, 4800, 450),
+        _gpu("h100", "H100 80GB HBM3", 79.6, 989, 67, 3350, 450),
+        _gpu("h100-pcie", "H100 PCIe", 79.6, 756, 51, 2000, 64, one_card=True),
+        _gpu("a100", "A100-SXM4?-80GB", 80.0, 312, 19.5, 2039, 300),
+        _gpu("a100-40gb", "A100-SXM4?-40GB", 40.0, 312, 19.5, 1555, 300),
+        _gpu("a100-pcie", "A100 80GB PCIe", 80.0, 312, 19.5, 1935, 32, one_card=True),
+        _gpu("a100-pcie-40gb", "A100-PCIE-40GB", 40.0, 312, 19.5, 1555, 32, one_card=True),
+        _gpu("l40s", "L40S", 45.0, 362, 91.6, 864, 32, one_card=True),
+        _gpu("l4", "L4", 22.5, 121, 30.3, 300, 32, one_card=True),
+        _gpu("a10", "A10", 22.5, 125, 31.2, 600, 32, one_card=True),
+        _gpu("rtx4090", "RTX 4090", 24.0, 165, 82.6, 1008, 32, one_card=True),
+        _gpu("v100", "V100-SXM.*", 32.0, 125, 15.7, 900, 150, one_card=True, has_bf16=False),
+        _gpu("v100-pcie", "V100-PCIE-.*", 32.0, 112, 14.0, 900, 16, one_card=True, has_bf16=False),
+        _gpu("t4", "T4", 15.0, 65, 8.1, 320, 16, one_card=True, has_bf16=False),
     )
 }
 """By the name that `--gpu` takes. Memory is what nvidia-smi shows."""
@@ -137,11 +138,6 @@ def find_device(name: str | None, ranks: int) -> Device:
     return GPUS[name.lower()]
 
 
-_NOISE = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm\d\w*|\d+gb")
-"""Words of a GPU's name that do not tell it from others: maker, kind of memory, its size, which
-the device says itself, and the socket, unless it is for PCIe."""
-
-
 def own_gpu(device: torch.device | int) -> Device | None:
     """A GPU of this machine; None where it is not known."""
     about = torch.cuda.get_device_properties(device)
@@ -154,17 +150,10 @@ def gpu_named(device_name: str, memory: int) -> Device | None:
 
     memory: bytes, as the device reports it.
     """
-    words = _words(device_name)
-    alike = [device for name, device in GPUS.items() if _words(name) == words]
-    if not alike:
-        return None
-    return replace(min(alike, key=lambda device: abs(device.memory - memory)), memory=memory)
-
-
-def _words(name: str) -> set[str]:
-    """The words that tell a GPU from others."""
-    parts = re.split(r"[\s_-]+|(?<=rtx)(?=\d)", name.lower())
-    return {part for part in parts if not _NOISE.fullmatch(part)}
+    for device in GPUS.values():
+        if re.fullmatch(f"(NVIDIA |Tesla |GeForce )*({device.torch_name})", device_name):
+            return replace(device, memory=memory)
+    return None
 
 
 def cpu(ranks: int) -> Device:

@@ -7,7 +7,7 @@ counts the tensors of real engines.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -82,15 +82,12 @@ class States:
 
     @property
     def total(self) -> int:
-        return self.student + sum(self.teachers.values()) + self.resting_gradients + self.buffers
-
-    @property
-    def resting_gradients(self) -> int:
-        return self.gradients + self.optimizer
+        own = self.student + self.gradients + self.optimizer + self.buffers
+        return own + sum(self.teachers.values())
 
 
 def training_states(
-    groups: Sequence[Sequence[int]], frozen: int, teachers: dict[str, Sequence[int]], zero: Zero
+    groups: Sequence[Sequence[int]], frozen: int, teachers: Mapping[str, Sequence[int]], zero: Zero
 ) -> States:
     """Of an engine that trains a student.
 
@@ -99,11 +96,12 @@ def training_states(
     teachers: of each live teacher the elements of its parameters.
     """
     numel, size = sum(map(sum, groups)), zero.bytes_per_weight
+    live = inference_states(teachers, zero)
     if zero.stage == 0 or zero.alone:
         flat = MASTER if zero.alone else 0  # gradients in fp32, beside those of a step
         return States(
             (numel + frozen) * size,
-            {name: sum(weights) * size for name, weights in teachers.items()},
+            live.teachers,
             gradients=numel * (size + flat),
             optimizer=numel * (MOMENTS + (MASTER if size < 4 else 0)),
             buffers=min(numel, zero.reduce_bucket) * size if zero.ranks > 1 else 0,
@@ -114,36 +112,32 @@ def training_states(
             sum(_overlapping(group, rank, zero.ranks) for group in groups)
             for rank in range(min(zero.ranks, 1024))
         )
-        return States(
-            # The flat copy of what is trained is padded to equal shares.
-            (share * zero.ranks + frozen) * size,
-            {name: sum(weights) * size for name, weights in teachers.items()},
-            gradients=reduced * size,
-            optimizer=share * (MASTER + MOMENTS),
-            buffers=min(numel, max(zero.reduce_bucket, numel - reduced)) * size,
-        )
-    share = sum(math.ceil(weight / zero.ranks) for group in groups for weight in group)
-    whole = zero.student_resident and zero.ranks > 1
-    held = share + math.ceil(frozen / zero.ranks) + (numel + frozen if whole else 0)
-    return States(
-        held * size,
-        {name: _sharded(weights, zero) for name, weights in teachers.items()},
-        gradients=share * size,
-        optimizer=share * (MASTER + MOMENTS),
-        buffers=min(numel, zero.reduce_bucket) * size + _gathered(teachers, zero),
-    )
+        # The flat copy of what is trained is padded to equal shares.
+        held = share * zero.ranks + frozen
+        buffers = min(numel, max(zero.reduce_bucket, numel - reduced)) * size
+    else:
+        share = sum(math.ceil(weight / zero.ranks) for group in groups for weight in group)
+        reduced = share
+        whole = zero.student_resident and zero.ranks > 1
+        held = share + math.ceil(frozen / zero.ranks) + (numel + frozen if whole else 0)
+        buffers = min(numel, zero.reduce_bucket) * size + live.buffers
+    optimizer = share * (MASTER + MOMENTS)
+    return States(held * size, live.teachers, reduced * size, optimizer, buffers)
 
 
-def inference_states(teachers: dict[str, Sequence[int]], zero: Zero) -> States:
-    """Of an engine that only runs models forward."""
-    if zero.stage < 3:
-        size = zero.bytes_per_weight
-        return States(0, {name: sum(weights) * size for name, weights in teachers.items()})
-    return States(
-        0,
-        {name: _sharded(weights, zero) for name, weights in teachers.items()},
-        buffers=_gathered(teachers, zero),
-    )
+def inference_states(teachers: Mapping[str, Sequence[int]], zero: Zero) -> States:
+    """Of an engine that only runs models forward. Of sharded teachers as many weights are whole at
+    a time as the bound allows, and the one that passes it."""
+    size, ranks = zero.bytes_per_weight, zero.ranks if zero.stage == 3 else 1
+    held = {
+        name: sum(math.ceil(numel / ranks) for numel in weights) * size
+        for name, weights in teachers.items()
+    }
+    whole = 0
+    if teachers and ranks > 1:
+        largest = max(map(max, teachers.values()))
+        whole = min(zero.max_live + largest, sum(map(sum, teachers.values())))
+    return States(0, held, buffers=whole * size)
 
 
 def padded_share(numel: int, ranks: int) -> int:
@@ -158,17 +152,3 @@ def _overlapping(group: Sequence[int], rank: int, ranks: int) -> int:
     first, last = rank * share, (rank + 1) * share
     edges = [0, *accumulate(group)]
     return sum(end - start for start, end in pairwise(edges) if start < last and end > first)
-
-
-def _sharded(weights: Sequence[int], zero: Zero) -> int:
-    return sum(math.ceil(numel / zero.ranks) for numel in weights) * zero.bytes_per_weight
-
-
-def _gathered(teachers: dict[str, Sequence[int]], zero: Zero) -> int:
-    """Weights of sharded teachers that are whole at a time: as many as the bound allows, and the
-    one that passes it."""
-    if not teachers or zero.ranks == 1:
-        return 0
-    largest = max(max(weights) for weights in teachers.values())
-    every = sum(sum(weights) for weights in teachers.values())
-    return min(zero.max_live + largest, every) * zero.bytes_per_weight

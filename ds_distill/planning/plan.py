@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ds_distill.planning.caches import CachePlan
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import States
 from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.roofline import StepTime
 from ds_distill.planning.split_sizes import SplitFacts
+from ds_distill.planning.times import StepTime
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,24 @@ class JobPlan:
 
 
 @dataclass(frozen=True)
+class CachePlan:
+    """What a cache phase takes."""
+
+    phase: str
+    bytes_per_example: float
+    """Of all teachers together."""
+    examples: int | None
+    bytes: int | None
+    """None where the number of examples is not known."""
+    examples_per_second: float
+    """Of all ranks together, all teachers."""
+    build_seconds: float | None
+    memory: int
+    """Bytes on each rank, of the teacher that takes most."""
+    fits: bool
+
+
+@dataclass(frozen=True)
 class BreakEven:
     """Whether a cache pays for a phase: the teachers run once for it, live in each pass."""
 
@@ -120,36 +137,34 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; bytes, seconds and elements."""
-        data = asdict(replace(self, models=[], jobs=[], break_even=[]))
-        models = {
-            model.name: {
-                "model": model.reference,
-                "shipped_configuration": model.shipped,
-                "parameters": model.parameters,
-                "parts": model.parts(),
-            }
-            for model in self.models
+
+        def placed(one: Placement) -> dict[str, Any]:
+            more = {"total": one.total, "fits": one.fits, "step_seconds": one.step.total}
+            return {**asdict(one), **more}
+
+        return {
+            **asdict(replace(self, models=[], jobs=[], break_even=[])),
+            "models": {
+                model.name: {
+                    "model": model.reference,
+                    "shipped_configuration": model.shipped,
+                    "parameters": model.parameters,
+                    "parts": model.parts(),
+                }
+                for model in self.models
+            },
+            "jobs": [
+                asdict(replace(job, others=[]))
+                | {"chosen": placed(job.chosen), "others": [*map(placed, job.others)]}
+                for job in self.jobs
+            ],
+            "break_even": [
+                {
+                    "phase": one.phase,
+                    "live_of_cached": one.live_of_cached,
+                    "passes": one.passes if one.passes < float("inf") else None,
+                    "in_recipe": one.in_recipe,
+                }
+                for one in self.break_even
+            ],
         }
-        jobs = [
-            {
-                **asdict(replace(job, others=[])),
-                "chosen": _placement_json(job.chosen),
-                "others": [_placement_json(other) for other in job.others],
-            }
-            for job in self.jobs
-        ]
-        pays = [
-            {
-                "phase": one.phase,
-                "live_of_cached": one.live_of_cached,
-                "passes": one.passes if one.passes < float("inf") else None,
-                "in_recipe": one.in_recipe,
-            }
-            for one in self.break_even
-        ]
-        return {**data, "models": models, "jobs": jobs, "break_even": pays}
-
-
-def _placement_json(placement: Placement) -> dict[str, Any]:
-    more = {"total": placement.total, "fits": placement.fits}
-    return {**asdict(placement), **more, "step_seconds": placement.step.total}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 
 from ds_distill.check.models import expanded_mistakes, one_head_mistakes
 from ds_distill.check.phases import phase_mistakes
-from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import Mistake, UserError, first_line, refuse
-from ds_distill.planning.activations import Shape
-from ds_distill.planning.caches import CachePlan, cache_plan
+from ds_distill.planning.caches import cache_plan
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
-from ds_distill.planning.placements import Job, run_packed
-from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
+from ds_distill.planning.placements import Job
+from ds_distill.planning.plan import BreakEven, CachePlan, Choice, JobPlan, Plan
 from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import Compact, Dense
@@ -48,8 +46,6 @@ class Planner:
         self._deepspeed = reference
         self.notes: list[str] = []
         self._models: dict[tuple[str, str, int | None], PlannedModel] = {}
-        self._splits: dict[tuple[str, str], SplitFacts] = {}
-        self._labels: dict[str, list[str]] = {}
 
     def plan(self) -> Plan:
         """Of all phases. Raises UserError for a recipe that `check` refuses before it reads models
@@ -58,13 +54,9 @@ class Planner:
         jobs, caches, pays = [], [], []
         for number, phase in enumerate(self.recipe.phases):
             later = self.recipe.phases[number + 1 :]
-            if (
-                isinstance(phase, Cache)
-                and not phase.is_left_out(later)
-                and self._teachers(number, phase)
-            ):
-                caches.append(self._cache(number, phase))
-            if isinstance(phase, TrainingPhase):
+            if isinstance(phase, Cache) and not phase.is_left_out(later):
+                caches += [self._cache(number, phase)] if self.teachers(number, phase) else []
+            elif isinstance(phase, TrainingPhase):
                 alike: dict[tuple[str, ...], list[str]] = {}  # by the models that they start from
                 for outputs in phase.trainings:
                     starts = tuple(map(phase.start_of, outputs))
@@ -73,26 +65,23 @@ class Planner:
                 jobs += trained
                 if isinstance(phase, Distil):
                     pays += self._break_even(number, phase, trained[0])
-        shipped = [model.reference for model in self._models.values() if model.shipped]
+        models = [*{model.name: model for model in self._models.values()}.values()]
+        notes = [*dict.fromkeys([*self.notes, *self._model_notes()])]
+        return Plan(self.recipe.name, self.device, self.ranks, models, jobs, caches, pays, notes)
+
+    def _model_notes(self) -> Iterator[str]:
+        shipped = dict.fromkeys(one.reference for one in self._models.values() if one.shipped)
         if shipped:
-            named = ", ".join(dict.fromkeys(shipped))
-            self.notes.append(
-                f"configurations that come with ds_distill are used for {named}: the models' own "
-                "could not be read"
+            yield (
+                f"configurations that come with ds_distill are used for {', '.join(shipped)}: the "
+                "models' own could not be read"
             )
-        if self._needs_bf16():
-            self.notes.append(
+        dtype = model_dtype(deepspeed_config(self._deepspeed, None, 1))
+        if dtype == torch.bfloat16 and not self.device.has_bf16:
+            yield (
                 f"{self.device.name} has no bf16, and deepspeed={self._deepspeed} computes in it: "
                 "it runs without tensor cores, or not at all. Use a config of fp16 or fp32."
             )
-        models = {model.name: model for model in self._models.values()}
-        notes = list(dict.fromkeys(self.notes))
-        every = list(models.values())
-        return Plan(self.recipe.name, self.device, self.ranks, every, jobs, caches, pays, notes)
-
-    def _needs_bf16(self) -> bool:
-        config = deepspeed_config(self._deepspeed, None, 1)
-        return not self.device.has_bf16 and model_dtype(config) == torch.bfloat16
 
     # ------------------------------------------------------------------------ what there is
 
@@ -121,50 +110,44 @@ class Planner:
 
     def labels(self, number: int) -> list[str]:
         """The labels of the task of phase `number`; none where it has no classes."""
-        name = self.recipe.task_name(self.recipe.phases[number])
-        if name not in self._labels:
-            try:
-                self._labels[name] = label_names(self.recipe, self.recipe.tasks_by_name[name])
-            except UserError as error:
-                self._labels[name] = ["0", "1"]
-                self.notes.append(
-                    "the number of labels is neither in the recipe nor could it be read: 2 are "
-                    f"assumed ({first_line(error)})"
-                )
-        return self._labels[name]
+        return self._labels(self.recipe.task_name(self.recipe.phases[number]))
 
-    def split(self, number: int, split: str) -> SplitFacts:
+    @cache  # noqa: B019  (a recipe's few tasks)
+    def _labels(self, task: str) -> list[str]:
+        try:
+            return label_names(self.recipe, self.recipe.tasks_by_name[task])
+        except UserError as error:
+            self.notes.append(
+                "the number of labels is neither in the recipe nor could it be read: 2 are "
+                f"assumed ({first_line(error)})"
+            )
+            return ["0", "1"]
+
+    @cache  # noqa: B019  (a recipe's few splits)
+    def _split(self, task: str, split: str) -> SplitFacts:
         """What is known of a split's size."""
-        name = self.recipe.task_name(self.recipe.phases[number])
-        if (name, split) not in self._splits:
-            task = self.recipe.tasks_by_name[name]
-            facts = split_facts(self.recipe, task, split)
-            if facts.why_not is not None:
-                self.notes.append(
-                    f"split {split}: its examples could not be counted, so each is taken to be "
-                    f"{task.max_length} tokens long, and there is no total time ({facts.why_not})"
-                )
-            self._splits[name, split] = facts
-        return self._splits[name, split]
+        facts = split_facts(self.recipe, self.recipe.tasks_by_name[task], split)
+        if facts.why_not is not None:
+            self.notes.append(
+                f"split {split}: its examples could not be counted, so each is taken to be "
+                f"{facts.tokens:.0f} tokens long, and there is no total time ({facts.why_not})"
+            )
+        return facts
 
     # -------------------------------------------------------------------------------- phases
 
     def _placed(
         self, number: int, phase: TrainingPhase, starts: Sequence[str], trainings: list[str]
     ) -> JobPlan:
-        """Of trainings that differ in what they learn from alone. starts: of the models of each."""
+        """Of trainings that differ in what they learn from alone. starts: of the models of each.
+
+        Raises UserError for a model that cannot be trained so."""
         name = self.recipe.phase_names()[number]
         job = self._job(number, phase, name, [self.model(start, number) for start in starts])
-        own = Choice(
-            zero_stage(job.config),
-            phase.teachers if isinstance(phase, Distil) and job.teachers else None,
-            phase.activation_checkpointing,
-        )
-        kinds: Sequence[str | None] = (None,)
-        if job.teachers:
-            kinds = ("live",) if job.cache is None else ("live", "cached")
+        kinds: list[str | None] = ["live" if job.teachers else None]
+        kinds += ["cached"] if job.cache is not None else []
         unable = [student for student in job.students if not student.can_checkpoint]
-        if own.checkpointing and unable:
+        if phase.activation_checkpointing and unable:
             model = f"{unable[0].reference} ({unable[0].config.model_type})"
             raise UserError(
                 f"phases.{name}.activation_checkpointing=true: transformers cannot do it with "
@@ -176,7 +159,8 @@ class Planner:
             for stage in stages_of(job.config)
             for checkpointing in ((False,) if unable else (False, True))
         ]
-        chosen = next(other for other in others if other.choice == own)
+        kind = phase.teachers if isinstance(phase, Distil) and job.teachers else None
+        own = Choice(zero_stage(job.config), kind, phase.activation_checkpointing)
         steps, examples = phase.steps, job.split.examples
         if steps is None and examples is not None:
             if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
@@ -190,7 +174,7 @@ class Planner:
             self.recipe.task_of(phase).max_length,
             job.split,
             steps,
-            chosen,
+            next(other for other in others if other.choice == own),
             others,
         )
 
@@ -202,64 +186,48 @@ class Planner:
             configs = {f"teachers.{one.name}": one.config for one in students}
             found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
             refuse(found, self.recipe.location_of)
-        teachers = self._teachers(number, phase) if isinstance(phase, Distil) else {}
+        teachers, kept = {}, None
+        if isinstance(phase, Distil) and (teachers := self.teachers(number, phase)):
+            kept = self._cache_for(number, phase)
+        labels = self.labels(number)
+        split = self._split(self.recipe.task_name(phase), phase.split)
+        config = deepspeed_config(self._deepspeed, phase, self.ranks)
+        given = (self.recipe, phase, self.device, self.ranks, students, teachers, labels, split)
         try:
-            return Job(
-                self.recipe,
-                phase,
-                self.device,
-                self.ranks,
-                students,
-                teachers,
-                self.labels(number),
-                self.split(number, phase.split),
-                deepspeed_config(self._deepspeed, phase, self.ranks),
-                self._cache_for(number, phase) if isinstance(phase, Distil) and teachers else None,
-                *batch_shape(phase, self.ranks),
-            )
+            return Job(*given, config, kept, *batch_shape(phase, self.ranks))
         except ValueError as error:  # of a term: layers that the models do not have
             raise UserError(f"{error}.", at=f"phases.{name}.losses") from error
 
-    def _teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
+    def teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
         """Those of a phase that are models: what is in files is looked up."""
         names = self.recipe.teachers_of(phase)
         return {n: self.model(n, number) for n in names if n not in self.recipe.from_files}
 
     def _cache(self, number: int, phase: Cache) -> CachePlan:
-        task = self.recipe.task_of(phase)
-        teachers = self._teachers(number, phase)
-        config = deepspeed_config(self._deepspeed, None, self.ranks)
-        dtype = model_dtype(config)
-        packs = run_packed(self.recipe, self.device, teachers, half=dtype.itemsize == 2)
-        batch = phase.batch_size or (None if packs else PADDED_BATCH)
-        layer = max((teacher.layer_numel() for teacher in teachers.values()), default=0)
-        resident = self.recipe.student_resident
-        zero = Zero.of(config, self.ranks, dtype.itemsize, resident, layer)
-        splits = [self.split(number, split) for split in phase.splits]
-        tokens = round(max(split.tokens for split in splits))
-        worst, usual = (
-            Shape(length, task.row_share, dtype, self.device.is_gpu)
-            for length in (task.max_length, tokens)
-        )
-        name = self.recipe.phase_names()[number]
         return cache_plan(
-            name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
+            self.recipe,
+            self.recipe.phase_names()[number],
+            phase,
+            self.teachers(number, phase),
+            [self._split(self.recipe.task_name(phase), split) for split in phase.splits],
+            deepspeed_config(self._deepspeed, None, self.ranks),
+            self.device,
+            self.ranks,
         )
 
     def _break_even(self, number: int, phase: Distil, job: JobPlan) -> list[BreakEven]:
         """Nothing where no cache can hold what the phase asks of its teachers, or none is a
         model."""
-        live = job.placement("live", job.chosen.choice)
-        cached = job.placement("cached", job.chosen.choice)
-        cache = self._cache_for(number, phase)
-        if live is None or cached is None or cache is None:
+        live, cached = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
+        kept = self._cache_for(number, phase)
+        if live is None or cached is None or kept is None:
             return []
         batch = job.micro_batch * job.micro_steps * self.ranks
-        building = batch / self._cache(number, cache).examples_per_second
-        steps = live.step.total, cached.step.total
+        building = batch / self._cache(number, kept).examples_per_second
         epochs = phase.epochs
         if phase.steps is not None and job.split.examples is not None:
             epochs = round(phase.steps * phase.batch_size / job.split.examples)
+        steps = live.step.total, cached.step.total
         return [BreakEven(job.phase, building, *steps, len(job.models) * epochs)]
 
     def _cache_for(self, number: int, phase: Distil) -> Cache | None:
@@ -282,9 +250,9 @@ class Planner:
             )
             for codec in (Compact, Dense)
         ]
-        for cache in (*(one for _, one in step.caches(phase.split)), *made):
-            if not _mistakes(_with_phases(self.recipe, [*before, cache, reads])):
-                return cache
+        for kept in (*(one for _, one in step.caches(phase.split)), *made):
+            if not _mistakes(_with_phases(self.recipe, [*before, kept, reads])):
+                return kept
         return None
 
 

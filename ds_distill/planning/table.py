@@ -1,39 +1,38 @@
-"""A plan as text for the terminal."""
+"""A plan as text for the terminal: which placement of teachers to take, and a table of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
-from ds_distill.planning.advice import advice
-from ds_distill.planning.gpus import GIB, OF_LINKS, OF_MEMORY, OF_PRODUCTS
+from ds_distill.planning.gpus import OF_LINKS, OF_MEMORY, OF_PRODUCTS
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
-from ds_distill.planning.units import amount, duration, rate
+from ds_distill.planning.units import GIB, amount, duration, gib, rate
 from ds_distill.tables import Table
 
 MOSTLY_WAITS = 0.5
 """Of a step's time, below which a plan says that the GPU waits for Python."""
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f}"
-
-
-_COLUMNS: dict[str, Callable[[Placement], str]] = {
-    "teachers": lambda one: _gib(sum(one.states.teachers.values())),
-    "student": lambda one: _gib(one.states.student),
-    "gradients": lambda one: _gib(one.states.gradients),
-    "optimizer": lambda one: _gib(one.states.optimizer),
-    "buffers": lambda one: _gib(one.states.buffers),
-    "activations": lambda one: _gib(one.activations),
-    "logits": lambda one: _gib(one.head),
-    "signals": lambda one: _gib(one.signals),
-    "total": lambda one: _gib(one.total) + ("" if one.fits else "!"),
-    "micro-batch": lambda one: (
-        f"{one.largest_micro_batch:,}" if one.largest_micro_batch else "none fits"
-    ),
-    "step": lambda one: duration(one.step.total),
-}
+def _cells(one: Placement) -> dict[str, str]:
+    """Of a row, by column: what is held, in GiB, the largest micro-batch, and a step's time."""
+    states, micro_batch = one.states, one.largest_micro_batch
+    held = {
+        "teachers": sum(states.teachers.values()),
+        "student": states.student,
+        "gradients": states.gradients,
+        "optimizer": states.optimizer,
+        "buffers": states.buffers,
+        "activations": one.activations,
+        "logits": one.head,
+        "signals": one.signals,
+    }
+    return {
+        **{name: gib(size) for name, size in held.items()},
+        "total": gib(one.total) + ("" if one.fits else "!"),
+        "micro-batch": f"{micro_batch:,}" if micro_batch else "none fits",
+        "step": duration(one.step.total),
+    }
 
 
 def plan_text(plan: Plan, every: bool = False) -> str:
@@ -96,14 +95,12 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
         f"{job.length} tokens{_warning(job.chosen.fits)}"
     )
     shown = [one for one in job.others if every or one.choice == job.chosen.choice]
+    marks = ["*" if every and one.choice == job.chosen.choice else " " for one in shown]
     rows = [
-        [
-            _name(one.choice, "*" if every and one.choice == job.chosen.choice else " "),
-            *(cell(one) for cell in _COLUMNS.values()),
-        ]
-        for one in shown
+        [_name(one.choice, mark), *_cells(one).values()]
+        for one, mark in zip(shown, marks, strict=True)
     ]
-    yield Table("", ["run as", *_COLUMNS], rows).text()
+    yield Table("", ["run as", *_cells(job.chosen)], rows).text()
     chosen = job.chosen.step
     if job.steps is not None:
         total = chosen.total * job.steps * len(job.models)
@@ -142,3 +139,67 @@ def _break_even(pays: BreakEven) -> str:
 
 def _warning(fits: bool) -> str:
     return "" if fits else "  DOES NOT FIT"
+
+
+# ------------------------------------------------------------------------------------- advice
+
+
+def advice(plan: Plan) -> Iterator[str]:
+    """A line for each training with teachers: what to take, and time and memory of each way."""
+    for job in plan.jobs:
+        if job.chosen.choice.teachers is not None:
+            yield _of_job(job, next((o for o in plan.break_even if o.phase == job.phase), None))
+
+
+def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
+    """pays: None where no cache can hold what the phase asks of its teachers."""
+    ways = {
+        "whole teachers on each GPU": _best(job, "live", (0, 1, 2)),
+        "sharded teachers": _best(job, "live", (3,)),
+        "cached teachers": _best(job, "cached", (0, 1, 2, 3)),
+    }
+    fitting = {way: one for way, one in ways.items() if one is not None and one.fits}
+    if not fitting:
+        return (
+            f"{job.phase}: nothing fits. Take larger GPUs or more of them, smaller micro-batches, "
+            f"or smaller models. {_each(ways)}."
+        )
+    cached = fitting.pop("cached teachers", None)
+    fastest = min(fitting, key=lambda way: fitting[way].step.total, default=None)
+    saved = 0.0  # seconds of a step
+    if cached is not None and fastest is not None:
+        saved = fitting[fastest].step.total - cached.step.total
+    if cached is not None and (
+        fastest is None or (pays and pays.in_recipe > pays.passes_saving(saved))
+    ):
+        taken, why, one = "cached teachers", "", cached
+    else:
+        assert fastest is not None
+        taken, one = fastest, fitting[fastest]
+        why = "" if cached is None else ", because a cache does not pay"
+    return f"{job.phase}: take {taken}, at stage {one.choice.stage}{why}. {_each(ways)}."
+
+
+def _best(job: JobPlan, teachers: str, stages: tuple[int, ...]) -> Placement | None:
+    """The fastest that fits, or the smallest where none does; with activation checkpointing as the
+    recipe has it."""
+    checkpointing = job.chosen.choice.checkpointing
+    found = [
+        one
+        for one in job.others
+        if (one.choice.teachers, one.choice.checkpointing) == (teachers, checkpointing)
+        and one.choice.stage in stages
+    ]
+    fitting = [one for one in found if one.fits]
+    if fitting:
+        return min(fitting, key=lambda one: (one.step.total, one.total))
+    return min(found, key=lambda one: one.total, default=None)
+
+
+def _each(ways: dict[str, Placement | None]) -> str:
+    return "; ".join(
+        f"{way} (stage {one.choice.stage}): {duration(one.step.total)} a step, "
+        f"{one.total / GIB:.1f} GiB{'' if one.fits else ', which does not fit'}"
+        for way, one in ways.items()
+        if one is not None
+    )

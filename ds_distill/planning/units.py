@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+GIB = 2**30
+
 
 def duration(seconds: float) -> str:
     """In the unit that fits."""
@@ -22,3 +24,13 @@ def amount(size: float) -> str:
         if size >= 10**power:
             return f"{size / 10**power:.1f} {unit}"
     return f"{size / 1000:.1f} kB"
+
+
+def gib(size: int | None) -> str:
+    """Bytes, in GiB; empty for None."""
+    return "" if size is None else f"{size / GIB:.2f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Empty for None."""
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"

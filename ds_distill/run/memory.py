@@ -6,8 +6,9 @@ from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, zero_stage
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, first_line
-from ds_distill.planning.gpus import GIB, Device, own_gpu
+from ds_distill.planning.gpus import Device, own_gpu
 from ds_distill.planning.planner import Planner
+from ds_distill.planning.units import GIB
 from ds_distill.process.activity import activity
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings, TrainingPhase

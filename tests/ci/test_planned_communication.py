@@ -14,9 +14,9 @@ from transformers import BertConfig
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.planning.communication import Sent, sent_in_training
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import planned_model
+from ds_distill.planning.times import Sent, sent_in_training
 from ds_distill.recipe.terms import losses_of
 
 HERE = Path(__file__).parents[1] / "distributed"

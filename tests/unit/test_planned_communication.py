@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ds_distill.engine.config import micro_batches_together
-from ds_distill.planning.communication import (
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.times import (
     Sent,
     communication_seconds,
     sent_by_teachers,
     sent_in_training,
 )
-from ds_distill.planning.gpus import GPUS
-from ds_distill.planning.memory import Zero, training_states
 
 GROUPS, FROZEN = [[60, 41], [7]], [9]
 TEACHERS = {"one": [10, 5], "two": [100]}
@@ -27,17 +27,17 @@ def sent(stage: int, micro_steps: int = 3, passes: int = 1, **changes: int) -> l
 
 def test_each_stage_by_hand() -> None:
     """108 weights of 4 bytes on two ranks; groups are padded to multiples of 4, weights of 2."""
-    reduced = Sent("all_reduce", "gradients", 432, 1)
+    reduced = Sent("all_reduce", 432, 1)
     assert sent(0) == [reduced]
-    assert sent(1) == [reduced, Sent("all_gather", "student", 4 * (104 + 8), 2)]
-    assert sent(2) == [Sent("all_reduce", "gradients", 3 * 432, 3), sent(1)[1]]
-    scattered = Sent("reduce_scatter", "gradients", 3 * 4 * (60 + 42 + 8), 3)
-    teachers = Sent("all_gather", "teachers", 4 * (10 + 6 + 100), 1)
+    assert sent(1) == [reduced, Sent("all_gather", 4 * (104 + 8), 2)]
+    assert sent(2) == [Sent("all_reduce", 3 * 432, 3), sent(1)[1]]
+    scattered = Sent("reduce_scatter", 3 * 4 * (60 + 42 + 8), 3)
+    teachers = Sent("all_gather", 4 * (10 + 6 + 100), 1)
     own = 60 + 42 + 8 + 10
-    assert sent(3) == [scattered, Sent("all_gather", "student", 4 * own, 4), teachers]
-    assert sent(3, passes=2)[2] == Sent("all_gather", "teachers", 2 * 4 * 116, 2)
+    assert sent(3) == [scattered, Sent("all_gather", 4 * own, 4), teachers]
+    assert sent(3, passes=2)[2] == Sent("all_gather", 2 * 4 * 116, 2)
     apart = sent(3, student_resident=False)
-    assert apart[1] == Sent("all_gather", "student", 3 * 4 * own, 1)
+    assert apart[1] == Sent("all_gather", 3 * 4 * own, 1)
     # What is used again too late is gathered for the backward pass, too.
     apart = sent(3, student_resident=False, max_reuse=40)
     assert apart[1].bytes == 3 * 4 * (own + own - 20)
@@ -53,8 +53,8 @@ def test_a_ring_by_hand() -> None:
     """1 GB on 64 H100: within each machine 70% of 450 GB/s, between machines of 8 cards
     of 50."""
     device = replace(GPUS["h100"], link_latency=0.0, network_latency=0.0, launch=0.0)
-    gathered = [Sent("all_gather", "teachers", 10**9, 1)]
-    reduced = [Sent("all_reduce", "gradients", 10**9, 1)]
+    gathered = [Sent("all_gather", 10**9, 1)]
+    reduced = [Sent("all_reduce", 10**9, 1)]
     assert communication_seconds(gathered, 8, device) == pytest.approx(7 / 8 / 315)
     assert communication_seconds(gathered, 64, device) == pytest.approx(63 / 64 / 280)
     assert communication_seconds(reduced, 64, device) == pytest.approx(2 * 63 / 64 / 280)
@@ -64,7 +64,7 @@ def test_a_ring_by_hand() -> None:
     late = replace(device, link_latency=1e-6, network_latency=1e-5)
     more = communication_seconds(gathered, 64, late) - communication_seconds(gathered, 64, device)
     assert more == pytest.approx(56e-6 + 7e-5)
-    scattered = [Sent("reduce_scatter", "gradients", 10**9, 1)]
+    scattered = [Sent("reduce_scatter", 10**9, 1)]
     assert communication_seconds(scattered, 8, device) == pytest.approx(7 / 8 / 315)
 
 

@@ -20,14 +20,14 @@ from ds_distill.errors import UserError
 from ds_distill.planning import models
 from ds_distill.planning import planner as planning
 from ds_distill.planning.caches import example_bytes
-from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
+from ds_distill.planning.gpus import GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, inference_states, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
 from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.table import plan_text
-from ds_distill.planning.units import rate
+from ds_distill.planning.units import GIB, rate
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import Data, MaskedLM

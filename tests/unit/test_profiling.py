@@ -15,13 +15,18 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning.models import PlannedModel
-from ds_distill.profiling.flops import flops_of
-from ds_distill.profiling.models import Case, ProfiledModel
-from ds_distill.profiling.shorten import shortening, total_steps
-from ds_distill.profiling.table import models_text, trainings_text
-from ds_distill.profiling.trainings import Profiled, profile_trainings
+from ds_distill.profiling.models import Case, ProfiledModel, models_text
+from ds_distill.profiling.trainings import (
+    Profiled,
+    flops_of,
+    profile_trainings,
+    shortening,
+    total_steps,
+    trainings_text,
+)
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
+from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import TrainingPhase
 from ds_distill.run.observer import Amount, Observer
 
@@ -218,7 +223,7 @@ def test_a_percentile_needs_batches_beyond_it(batches: int, known: int) -> None:
     assert [value is not None for value in case.percentiles] == [True] * known + [False] * (
         3 - known
     )
-    model = ProfiledModel("a", "teacher", 10, 40, "accuracy", 0.5, [case])
+    model = ProfiledModel("a", "teacher", 10, METRICS["classes"]["accuracy"], 0.5, [case])
     assert case.median == pytest.approx(0.0005 * (batches + 1))
     [row] = [line for line in models_text([model]).splitlines() if f" {batches} " in line]
     assert len(row.split()) == 4 + known
