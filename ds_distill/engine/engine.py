@@ -275,13 +275,6 @@ class Engine:
             for name, outputs in predictions.items()
         }
 
-    def layers_of_teachers(self, batch: Batch) -> dict[str, Signals]:
-        """What terms and router read of the live teachers' layers, on the device: states and
-        attention, as they are in a step. Every rank must call this at the same time."""
-        with torch.no_grad():
-            [found] = self._forward("teachers", [batch.to(self.world.device)])
-        return {name: replace(signals, output=None) for name, signals in found.items()}
-
     def wished(self) -> list[bool]:
         """Of each of the last step's `wishes` whether a rank had it: the same on all ranks."""
         if self._wishes_are_here is not None:

@@ -3,27 +3,24 @@ predicts as well."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from ds_distill.check.check import open_sources
+from ds_distill.data.batches import Collator
+from ds_distill.data.schedule import plan_once
+from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.scores import difference
-from ds_distill.export.comparison import (
-    BATCH,
-    LogitDifference,
-    LoneModel,
-    logit_difference,
-    loses,
-)
 from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.keys import numbered_keys
@@ -33,6 +30,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.reporting.result_tables import PYTORCH, TITLE, card_section
+from ds_distill.reporting.results import interval_as
 from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import RunFolder
@@ -42,6 +40,7 @@ from ds_distill.run.publish import write_report
 from ds_distill.run.run import Run
 from ds_distill.run.speed import measure
 from ds_distill.tasks.kind import PredictInputs
+from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView
 
 FP32, INT8 = "model.onnx", "model_int8.onnx"
@@ -62,6 +61,9 @@ _TOKENIZER = (
 TOLERANCE = 1e-3
 """Between logits of PyTorch and of the fp32 file, as a part of the largest one, or of 1: rounding
 is a thousandth of that."""
+TEXTS = 1000
+"""On so many of a split, at most, logits are compared one by one."""
+BATCH = 32
 SECONDS = 1.0
 """Of timing, for each model, about."""
 
@@ -147,36 +149,42 @@ def _compared(
     files = _make_files(model, list(view.model_inputs()), folder, int8, progress)
     runners = {PYTORCH: LoneModel(run.world, lambda view: read_signals(model, view).logits.float())}
     runners |= {name: LoneModel(run.world, one.logits) for name, one in files.items()}
-    scored = {}
+    scored, logits = {}, {}
     for name, runner in runners.items():
         bar = run.log.bar(f"{name} on {split}", len(collate.lengths))
         found = run.kind.predict(runner, PredictInputs(collate, examples, [CHECKPOINT], BATCH, bar))
         scored[name] = run.kind.scored(found[CHECKPOINT], examples)
+        logits[name] = _logits(runner, collate)
     progress("Timing ...")
-    seconds = _seconds({PYTORCH: model, **files}, run.task.max_length)
-    metric, over = run.kind.metric, TASKS[run.task.type].over
-    scores = {name: run.kind.report(one)[metric.name] for name, one in scored.items()}
+    with torch.inference_mode():
+        models: dict[str, PreTrainedModel | OnnxModel] = {PYTORCH: model, **files}
+        cases = measure(models, 1, run.task.max_length, torch.device("cpu"), SECONDS)
+    metric = run.kind.metric
     groups = numbered_keys(examples.group_keys.numpy()[run.kind.counted(examples)])
-    compared = {}
-    for name in files:
-        logits = logit_difference(runners[PYTORCH], runners[name], collate)
-        compared[name] = {
-            "score": scores[name],
-            "milliseconds": 1e3 * seconds[name],
-            "bytes": sum(file.stat().st_size for file in folder.glob(f"{name}*")),
-            **difference(scored[name], scored[PYTORCH], metric, groups),
-            "logits": asdict(logits),
+    compared: dict[str, dict[str, Any]] = {
+        name: {
+            "score": run.kind.report(scored[name])[metric.name],
+            "milliseconds": 1e3 * case.median,
         }
-        _refuse(name, logits, compared[name], scores[PYTORCH], type(metric), split, max_loss)
+        for name, case in cases.items()
+    }
+    pytorch = compared.pop(PYTORCH)
+    for name, found in compared.items():
+        largest, scale = logit_difference(logits[PYTORCH], logits[name])
+        texts = min(len(collate.lengths), TEXTS)
+        found["bytes"] = sum(file.stat().st_size for file in folder.glob(f"{name}*"))
+        found |= difference(scored[name], scored[PYTORCH], metric, groups)
+        found["logits"] = {"texts": texts, "largest": largest, "scale": scale}
+        _refuse(name, found, pytorch["score"] or 0.0, type(metric), split, max_loss)
     return {
         "split": split,
         "examples": len(scored[PYTORCH]),
         "metric": metric.name,
-        "over": over,
+        "over": TASKS[run.task.type].over,
         "length": run.task.max_length,
         "threads": torch.get_num_threads(),
         "max_loss": max_loss,
-        PYTORCH: {"score": scores[PYTORCH], "milliseconds": 1e3 * seconds[PYTORCH]},
+        PYTORCH: pytorch,
         "files": compared,
         "environment": describe_environment(1, "cpu"),
     }
@@ -199,35 +207,72 @@ def _make_files(
     return {name: OnnxModel(folder / name, model.config) for name in names}
 
 
-def _seconds(models: dict[str, PreTrainedModel | OnnxModel], length: int) -> dict[str, float]:
-    """Median of one text, by model; they take turns."""
-    with torch.inference_mode():
-        cases = measure(models, 1, length, torch.device("cpu"), SECONDS)
-    return {name: case.median for name, case in cases.items()}
+@dataclass(frozen=True)
+class LoneModel:
+    """A `ModelRunner` of one model, without an engine."""
+
+    world: World
+    logits: Callable[[PaddedView], torch.Tensor]
+    """At the rows of a view, float32 [n, C]."""
+
+    def predict(
+        self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
+    ) -> dict[str, Signals]:
+        [name] = models
+        with torch.no_grad():
+            return {name: Signals(self.logits(cast(PaddedView, batch.views[name])))}
+
+
+def _logits(runner: LoneModel, collate: Collator) -> torch.Tensor:
+    """Those of the longest, shortest and all between of the first TEXTS examples, on the CPU, all
+    in one row."""
+    batches = map(collate, plan_once(collate.lengths[:TEXTS], BATCH))
+    found = (runner.predict(batch, [CHECKPOINT])[CHECKPOINT].logits for batch in batches)
+    return torch.cat([logits.cpu().flatten() for logits in found])
+
+
+def logit_difference(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of two models' logits, float32 of one shape, and the first's largest
+    logit. A NaN is as far as can be."""
+    known = first > LACKING / 2
+    apart = (first - second)[known].abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return apart.max().item(), first[known].abs().max().item()
 
 
 def _refuse(
-    name: str,
-    logits: LogitDifference,
-    compared: dict[str, Any],
-    score: float | None,
-    metric: MetricClass,
-    split: str,
-    max_loss: float,
+    name: str, found: dict[str, Any], score: float, metric: MetricClass, split: str, max_loss: float
 ) -> None:
     """Raises UserError for a file that does not compute what the model does, or of int8 loses more
-    of its score than it may."""
-    if name == FP32:
-        most = TOLERANCE * max(1.0, logits.scale)
-        if not logits.largest <= most:
-            raise UserError(
-                f"{name}: its logits differ from PyTorch's by up to {logits.largest:.2g} on "
-                f"{logits.texts:,} texts of {split}, and rounding explains {most:.1g}. The "
-                "exporter does not know this model well; nothing was written."
-            )
-        return
-    if why := loses(compared["interval"], score or 0.0, metric, max_loss):
+    of its score than it may. score: the model's."""
+    logits = found["logits"]
+    most = TOLERANCE * max(1.0, logits["scale"])
+    if name == FP32 and not logits["largest"] <= most:
+        raise UserError(
+            f"{name}: its logits differ from PyTorch's by up to {logits['largest']:.2g} on "
+            f"{logits['texts']:,} texts of {split}, and rounding explains {most:.1g}. The "
+            "exporter does not know this model well; nothing was written."
+        )
+    if name == INT8 and (why := loses(found["interval"], score, metric, max_loss)):
         raise UserError(
             f"{name}: on {split} {why} (--max-loss). Nothing was written: export without --int8, "
             "or allow it more."
         )
+
+
+def loses(
+    interval: list[float] | None, score: float, metric: MetricClass, most: float
+) -> str | None:
+    """Why a model is refused whose score differs from another's: the interval of the difference,
+    with all of which it is worse by more than `most`. None where it is taken.
+
+    score: the other's. most: points; of a metric that is no share, per cent of the score.
+    """
+    bound = most / 100 * (1.0 if metric.is_share() else abs(score))
+    shown = f"{most:g} points" if metric.is_share() else f"{most:g}% of {metric.shown_as(score)}"
+    if interval is None:
+        return f"{metric.title} is not defined for what it predicts, so nothing says how good it is"
+    low, high = interval
+    if (high < -bound) if metric.higher_is_better else (low > bound):
+        ends = interval_as(metric.difference_as, interval)
+        return f"its {metric.title} differs by {ends}, beyond chance more than {shown}"
+    return None

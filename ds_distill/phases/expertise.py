@@ -45,7 +45,7 @@ from ds_distill.run.doubts import (
 )
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.inference import predict_split
+from ds_distill.run.inference import predict_split, rows_of
 from ds_distill.run.run import Run
 from ds_distill.types import Signals
 
@@ -58,7 +58,6 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     held = steps(run.recipe)[number].held(phase.split)  # of the teachers as they are now
     reader = None if held is None else open_cache(run, phase.split, number)
     examples, signals = _fitting_signals(phase, number, run, reader)
-    texts = _Texts(phase.split, run) if phase.show_examples else None
     references = [run.reference(teacher, number) for teacher in signals]
     logits = _of_all_classes(signals, run)
     left_out, of_all = _left_out(phase, signals, logits, examples, run), None
@@ -93,37 +92,30 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
-    record = {
+    record: dict[str, Any] = {
         "split": phase.split,
         **examples.counts,
         "teachers": list(signals),
         "left_out": left_out,
         **fitted.to_record(),
         "comparison": comparison.to_json(),
-        **({} if texts is None else {"texts": texts.of(comparison.disagreements, examples)}),
-        **({} if of_all is None else {"comparison_of_all": of_all.to_json()}),
         "warnings": warnings,
     }
+    if phase.show_examples:
+        record["texts"] = _texts(phase.split, run, comparison.disagreements, examples)
+    if of_all is not None:
+        record["comparison_of_all"] = of_all.to_json()
     return cast(ExpertiseRecord, record)
 
 
-class _Texts:
-    """Of a split's examples. Every rank must make one."""
-
-    def __init__(self, split: str, run: Run) -> None:
-        whole = run.data.examples(split)
-        self._places = {tuple(key): row for row, key in enumerate(whole.keys.tolist())}
-        self._texts, self._count = run.data.texts(split), len(whole)
-
-    def of(self, shown: Sequence[Disagreement], examples: Examples) -> list[str]:
-        """Shortened to MOST_CHARACTERS; of a pair both."""
-        found = []
-        for one in shown:
-            first = self._places[tuple(examples.keys[one.row].tolist())]
-            rows = [first, first + self._count] if examples.pairs else [first]
-            text = "\n".join(self._texts[row] for row in rows)  # type: ignore[index]
-            found.append(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…")
-        return found
+def _texts(split: str, run: Run, shown: Sequence[Disagreement], examples: Examples) -> list[str]:
+    """Of examples on which teachers disagree, shortened to MOST_CHARACTERS; of a pair both."""
+    found = []
+    for row in rows_of(run, split, examples.keys[[one.row for one in shown]]):
+        assert row is not None, "they are of the split"
+        text = "\n".join(row[name] for name in ("text", "text_b") if name in row)
+        found.append(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…")
+    return found
 
 
 def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.ndarray]:
@@ -147,9 +139,8 @@ def _left_out(
 
 def _followed(number: int, run: Run) -> list[str]:
     """The policies that students of the task follow in the phases after `number`."""
-    later = run.recipe.phases[number + 1 :]
-    of_task = [phase for phase in later if run.recipe.task_name(phase) == run.task_name]
-    parts = (part for phase in of_task for _, part in phase.parts())
+    later = [phase for at, phase in run.phases.items() if at > number]
+    parts = (part for phase in later for _, part in phase.parts())
     return [part.policy for part in parts if isinstance(part, Routing)]
 
 

@@ -22,8 +22,8 @@ from ds_distill.models.configuration import load_config, output_function
 from ds_distill.models.labels import LabelMap, class_names
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import model_at
-from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
-from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.phases import FineTune
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.text import one_line
 from ds_distill.reporting.results import limits_of
 from ds_distill.run.inference import predictions_of
@@ -38,15 +38,14 @@ def score_teachers(number: int, name: str, run: Run) -> None:
     name: the phase's. Every rank must call this. Raises UserError for a teacher that is no better
     than its commonest label, unless the recipe says to go on.
     """
-    references = _ready(number, run)
     _tell(run, name, [one for one in _entries(run) if one["phase"] == name])  # from before a kill
-    new = [one for one in references if _score_of(run, one) is None]
+    references = _ready(number, run)
+    new = [one for one in references if not _score_of(run, one)]
     if new:
         examples = run.data.examples(CHOOSING_SPLIT)
         counted = run.kind.counted(examples)
         new = [one for one in new if run.knows(one, examples)[counted].any()]
-        if not new:
-            return
+    if new:
         predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, PADDED_BATCH, finite=False)
         _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
     _refuse(run, references)
@@ -67,7 +66,7 @@ def score_of_signals(
     `score_teachers`.
     """
     if _teaching(number, run) is not None:
-        new = [one for one in references if _score_of(run, one) is None]
+        new = [one for one in references if not _score_of(run, one)]
         _keep(number, name, run, split, new, predictions, examples)
         _refuse(run, references)
 
@@ -75,16 +74,10 @@ def score_of_signals(
 def _teaching(number: int, run: Run) -> int | None:
     """The first phase from `number` on in which the task's teachers teach; None without one, and
     where nothing of a run's quality counts."""
-    if run.observer is not None:
-        return None
-    for at, phase in enumerate(run.recipe.phases[number:], number):
-        if phase.runs_teachers and PHASES[phase.kind].makes == "student" and _is_of(run, phase):
+    for at, phase in run.phases.items() if run.observer is None else ():
+        if at >= number and phase.runs_teachers and phase.makes == "student":
             return at
     return None
-
-
-def _is_of(run: Run, phase: PhaseSettings) -> bool:
-    return run.recipe.task_name(phase) == run.task_name
 
 
 def _ready(number: int, run: Run) -> list[ModelReference]:
@@ -92,10 +85,10 @@ def _ready(number: int, run: Run) -> list[ModelReference]:
     teaching = _teaching(number, run)
     if teaching is None or not run.task.reads_labels or not run.data.has_split(CHOOSING_SPLIT):
         return []
-    before = run.recipe.phases[number:teaching]
-    if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):
+    before = range(number, teaching)
+    if any(at in run.phases and run.phases[at].leaves_out_teachers for at in before):
         return []  # it says which teachers teach, and has their predictions
-    trained = {output for phase in before for output in phase.outputs}
+    trained = {output for at in before for output in run.recipe.phases[at].outputs}
     ready = [run.reference(name, number) for name in run.teachers(teaching) if name not in trained]
     return [one for one in ready if number == teaching or not one.trained]
 
@@ -106,12 +99,10 @@ def _entries(run: Run) -> list[dict[str, Any]]:
     return [entry for entry in everything if entry["task"] == run.task_name]
 
 
-def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
-    """What is known of a teacher as it is now."""
-    for entry in _entries(run):
-        if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
-            return entry
-    return None
+def _score_of(run: Run, reference: ModelReference) -> dict[str, Any]:
+    """What is known of a teacher as it is now; empty where nothing is."""
+    about = {"teacher": reference.name, "model": _files_of(run, reference)}
+    return next((entry for entry in _entries(run) if entry.items() >= about.items()), {})
 
 
 def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
@@ -132,31 +123,28 @@ def _keep(
     """Add scores to those of the run, and log them."""
     new = []
     for reference in references:
-        of_model, score, doubt = predictions[reference.name], None, None
-        known, judged = run.knows(reference, examples), examples
+        own, judged, known = predictions[reference.name], examples, run.knows(reference, examples)
         if not known.all():
             judged, rows = examples.where(known)
-            of_model = of_model[rows]
-        if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
-            value = run.kind.metric.value(run.kind.scored(of_model, judged))
-            score = value if math.isfinite(value) else None
+            own = own[rows]
+        entry = {
+            "task": run.task_name,
+            "teacher": reference.name,
+            "model": _files_of(run, reference),
+            "phase": name,
+            "split": split,
+            "examples": int(run.kind.counted(judged).sum()),
+            "over": TASKS[run.task.type].over,
+            "metric": run.kind.metric.name,
+            "score": None,
+            **known_labels(run, reference),
+        }
+        if run.kind.finite(own).all():  # else the phases say so, or leave examples out
+            value = run.kind.metric.value(run.kind.scored(own, judged))
+            entry["score"] = value if math.isfinite(value) else None
             classes = classes_of(reference) or _focus(number, run, reference)
-            doubt = _doubt(run, reference, split, of_model, judged, classes)
-        new.append(
-            {
-                "task": run.task_name,
-                "teacher": reference.name,
-                "model": _files_of(run, reference),
-                "phase": name,
-                "split": split,
-                "examples": int(run.kind.counted(judged).sum()),
-                "over": TASKS[run.task.type].over,
-                "metric": metric_of(run.task).name,
-                "score": score,
-                **known_labels(run, reference),
-                **(doubt or {}),
-            }
-        )
+            entry |= _doubt(run, reference, split, own, judged, classes)
+        new.append(entry)
     run.world.barrier()  # all have read what was there
     if run.world.is_main:
         write_json(run.folder.teacher_scores, [*run.folder.read_teacher_scores(), *new])
@@ -181,12 +169,12 @@ def _doubt(
     predictions: Any,
     examples: Examples,
     classes: Sequence[int] | None,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Of a doubtful teacher the `doubt`, and whether it `teaches_nothing`; see
     `TaskKind.label_doubt`. The label order of one that this run trained is not in doubt."""
     found = run.kind.label_doubt(predictions, examples, classes)
     if found is None or (reference.trained and not found.is_worthless):
-        return None
+        return {}
     text = doubt_text(run, reference, split, found, classes)
     return {"doubt": text, "teaches_nothing": _teaches_nothing(run, reference, found)}
 
@@ -202,8 +190,8 @@ def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt | Nu
 
 
 def _tell(run: Run, phase: str, entries: Iterable[Mapping[str, Any]]) -> None:
-    metric = metric_of(run.task)
     for entry in entries:
+        metric = run.kind.metric
         run.log.info(
             f"  teacher {entry['teacher']}{limits_of(entry)}: {metric.title} "
             f"{metric.shown_as(entry['score'])} on {entry['examples']:,} examples of "
@@ -222,24 +210,23 @@ def _given(run: Run, teacher: str) -> str:
 
 def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
     """A model that came from the student has no key that says to go on: it is warned of."""
+    if not entry.get("teaches_nothing"):
+        return False
     teacher = run.recipe.teachers.get(_given(run, entry["teacher"]))
-    stops = teacher is not None and teacher.below_majority == "stop"
-    return stops and bool(entry.get("teaches_nothing"))
+    return teacher is not None and teacher.below_majority == "stop"
 
 
 def _refuse(run: Run, references: Sequence[ModelReference]) -> None:
     """Raises UserError for teachers that have nothing to teach."""
     scores = (_score_of(run, one) for one in references)
-    refused = [one for one in scores if one is not None and _is_refused(run, one)]
-    if not refused:
-        return
-    what = " ".join(f"teachers.{one['teacher']}: {one['doubt']}" for one in refused)
-    given = dict.fromkeys(_given(run, one["teacher"]) for one in refused)
-    keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in given)
-    raise UserError(
-        f"{what} A student would learn that, so none was distilled. Correct it; to go on all the "
-        f"same, set {keys}."
-    )
+    if refused := [one for one in scores if _is_refused(run, one)]:
+        what = " ".join(f"teachers.{one['teacher']}: {one['doubt']}" for one in refused)
+        given = dict.fromkeys(_given(run, one["teacher"]) for one in refused)
+        keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in given)
+        raise UserError(
+            f"{what} A student would learn that, so none was distilled. Correct it; to go on all "
+            f"the same, set {keys}."
+        )
 
 
 def warn_of_teachers(
@@ -258,11 +245,10 @@ def warn_of_teachers(
     """
     warnings = []
     for one in references:
-        told = "doubt" in (_score_of(run, one) or {})
         about = run, one, split, predictions[one.name], examples, classes_of(one)
-        if not told and (doubt := _doubt(*about)) is not None:
+        if "doubt" not in _score_of(run, one) and (found := _doubt(*about)):
             name = one.name if one.name == role else f"{role} {one.name}"
-            warnings.append(f"{name}: {doubt['doubt']}")
+            warnings.append(f"{name}: {found['doubt']}")
     return _logged(run, phase, warnings)
 
 
@@ -320,7 +306,11 @@ def doubt_text(
     classes: class ids on whose examples it was judged; None for all.
     """
     if isinstance(found, NumberDoubt):
-        return _of_numbers(reference, split, found)
+        fact = (
+            f"mean squared error {found.error:.4g} on {split}, where always predicting the mean "
+            f"label has {found.error_of_mean:.4g}."
+        )
+        return fact if reference.trained else f"{fact} {_fix_of_numbers(reference)}"
     where = split if classes is None else f"the examples of its classes in {split}"
     own, constant = f"accuracy {found.accuracy:.1%}", f"{found.share:.1%}"
     if found.scores is not None:
@@ -328,49 +318,39 @@ def doubt_text(
         value, of_constant = map(metric.shown_as, found.scores)
         own, constant = f"{own} and {metric.title} {value}", f"{constant} and {of_constant}"
     fact = f"{own} on {where}, where always predicting {found.majority!r} has {constant}."
-    if reference.trained:
-        return fact
+    return fact if reference.trained else f"{fact} {_fix_of_order(run, reference, found)}"
+
+
+def _fix_of_order(run: Run, reference: ModelReference, found: LabelDoubt) -> str:
     if found.order is None:
-        return f"{fact} No other order of its labels would be better than that."
+        return "No other order of its labels would be better than that."
+    would = f"With its labels in another order it would be {found.accuracy_in_order:.1%}: if"
     if reference.predictions is not None:
         meant = dict(zip(run.labels, (run.labels[label] for label in found.order), strict=True))
-        return (
-            f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: "
-            f"if {reference.predictions} has them so, correct it: {one_line(meant)}."
-        )
+        return f"{would} {reference.predictions} has them so, correct it: {one_line(meant)}."
     names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]
-    whole = LabelMap(tuple((number,) for number in range(len(run.labels))))
-    mapped = reference.label_map or whole
+    mapped = reference.label_map or LabelMap(tuple((n,) for n in range(len(run.labels))))
     order: dict[str, str | None] = {
         names[output]: run.labels[mapped.known[label]]
         for outputs, label in zip(mapped.outputs, found.order, strict=True)
         for output in outputs
     }
-    return (
-        f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: if "
-        f"that is how it was trained, set teachers.{reference.name}.labels to {one_line(order)}."
-    )
+    so = f"that is how it was trained, set teachers.{reference.name}.labels to"
+    return f"{would} {so} {one_line(order)}."
 
 
-def _of_numbers(reference: ModelReference, split: str, found: NumberDoubt) -> str:
-    fact = (
-        f"mean squared error {found.error:.4g} on {split}, where always predicting the mean label "
-        f"has {found.error_of_mean:.4g}."
-    )
-    if reference.trained:
-        return fact
-    fix = (
-        "Fine-tune it on this task first, or give its numbers on the labels' scale in a file "
-        f"(teachers.{reference.name}.predictions)."
-    )
+def _fix_of_numbers(reference: ModelReference) -> str:
+    why = "Its numbers may be on another scale than the labels."
     if reference.predictions is None:
-        config = load_config(reference.model, reference.revision)
-        key, function = output_function(config)
+        key, function = output_function(load_config(reference.model, reference.revision))
         if function is not None:
-            return (
-                f"{fact} Its config.json has {key}={function}, which sentence-transformers puts "
-                f"behind its output: here it is what the model computes before that. {fix}"
+            why = (
+                f"Its config.json has {key}={function}, which sentence-transformers puts behind "
+                "its output: here it is what the model computes before that."
             )
-    return f"{fact} Its numbers may be on another scale than the labels. {fix}"
+    return (
+        f"{why} Fine-tune it on this task first, or give its numbers on the labels' scale in a "
+        f"file (teachers.{reference.name}.predictions)."
+    )

@@ -142,18 +142,14 @@ DAMAGED = (
 class NotFiniteSignals(Exception):
     """What a model says of some examples is NaN or infinite."""
 
-    def __init__(
-        self, model: str, keys: torch.Tensor, among: str, fix: str = DAMAGED, what: str = "outputs"
-    ) -> None:
+    def __init__(self, model: str, keys: torch.Tensor, among: str, fix: str = DAMAGED) -> None:
         """
         keys: int64 [n, 2], the keys of these examples.
         among: how many examples the model ran on, in words, e.g. "64 examples of a batch".
         fix: what the user can do.
-        what: of the model, in words, e.g. "states of layer 2".
         """
-        super().__init__(f"{model}: {what} for {len(keys)} of {among}")
+        super().__init__(f"{model}: outputs for {len(keys)} of {among}")
         self.model, self.keys, self.among, self.fix = model, keys, among, fix
-        self.what = what
 
 
 def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserError:
@@ -166,7 +162,7 @@ def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserErr
     if dtype_name(run.deepspeed()) == "float16":
         fix = "In fp16 numbers over 65,504 are infinite: try bf16 or fp32 (deepspeed). Or: " + fix
     return UserError(
-        f"{who}: its {found.what} for {len(found.keys)} of {found.among} are not finite (NaN or "
+        f"{who}: its outputs for {len(found.keys)} of {found.among} are not finite (NaN or "
         f"infinite), e.g. for {shown}. {fix}"
     )
 
@@ -185,37 +181,19 @@ def check_finite(
 
 
 def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignals | None:
-    """Find the first teacher of the engine of which something that the loss reads of a batch is not
-    finite: states or attention, in the order of their layers, or logits. Every rank must call this
-    with equally many batches; all get the same result."""
+    """Find the first teacher of the engine whose outputs for a batch are not finite, as they are
+    where one of its layers is not. Every rank must call this with equally many batches; all get
+    the same result."""
     for batch in batches:
+        counted = batch.row_sets.get(TOKENS, batch.row_sets["all"])
         for teacher in engine.bundle.teachers:
-            counted = batch.row_sets.get(TOKENS, batch.row_sets["all"])
-            for what, bad in _not_finite(engine, batch, teacher):
-                rows = counted[bad.to(counted.device)[counted]]
-                keys = engine.world.gather_keys(batch.keys[rows])
-                if len(keys):
-                    examples = engine.world.gather_keys(batch.keys[counted])
-                    among = f"{len(examples)} examples of a batch"
-                    return NotFiniteSignals(teacher, keys, among, what=what)
+            outputs = engine.predict(batch, [teacher])[teacher].logits
+            bad = ~outputs.isfinite().all(dim=-1).to(counted.device)
+            keys = engine.world.gather_keys(batch.keys[counted[bad[counted]]])
+            if len(keys):
+                examples = engine.world.gather_keys(batch.keys[counted])
+                return NotFiniteSignals(teacher, keys, f"{len(examples)} examples of a batch")
     return None
-
-
-def _not_finite(engine: Engine, batch: Batch, teacher: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is read of a teacher, in words, and the rows where it is not finite, bool [n]."""
-    signals = engine.layers_of_teachers(batch)[teacher]
-    example = batch.views[teacher].example_indices
-    found = []
-    for layer, states in signals.hidden.items():
-        found.append((layer, "states", ~states.isfinite().all(dim=-1)))
-    for layer, attention in signals.attention.items():
-        parts = [attention.queries, attention.keys, attention.values]
-        finite = torch.stack([p.isfinite().all(dim=-1).all(dim=1) for p in parts if p is not None])
-        bad = (~finite.all(dim=0) & attention.mask).any(dim=1)
-        found.append((layer, "attention", bad[example.to(bad.device)]))
-    for layer, kind, rows in sorted(found, key=lambda one: (one[0] == -1, one[:2])):
-        yield f"{kind} of {'the last layer' if layer == -1 else f'layer {layer}'}", rows
-    yield "outputs", ~engine.predict(batch, [teacher])[teacher].logits.isfinite().all(dim=-1)
 
 
 def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
@@ -232,6 +210,18 @@ def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
     return None
 
 
+def rows_of(run: Run, split: str, keys: torch.Tensor) -> list[dict[str, Any] | None]:
+    """Examples of a split as its data have them; None for those that are in another one.
+
+    keys: int64 [n, 2].
+    """
+    table = run.data.table(split)
+    every = enumerate(map(tuple, Examples.of(table).keys.tolist()))
+    numbers = {key: number for number, key in reversed([*every])}
+    found = (numbers.get(tuple(key)) for key in keys.tolist())
+    return [None if number is None else table[number] for number in found]
+
+
 def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
     """Write examples of a split, one JSON object a line: where they stand, text and label. Main
     process; the others return at once.
@@ -240,12 +230,10 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
     """
     if not run.world.is_main:
         return
-    texts = run.data.table(split)
-    stored = {tuple(key): index for index, key in enumerate(Examples.of(texts).keys.tolist())}
     locations = run.data.locations(split, keys)
     lines = []
-    for key in map(tuple, keys.tolist()):
-        row = texts[stored[key]]
+    for key, row in zip(map(tuple, keys.tolist()), rows_of(run, split, keys), strict=True):
+        assert row is not None, "they are of the split"
         about = {name: row[name] for name in ("text", "text_b", "words", "label") if name in row}
         lines.append(json.dumps({"at": locations.get(key), **about}, ensure_ascii=False) + "\n")
     write_text(file, "".join(lines))
@@ -254,12 +242,9 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:
     """Examples for a message: file and line where the source has them, and the first words."""
     for split in splits:
-        texts = run.data.table(split)
         locations = run.data.locations(split, keys)
-        stored = Examples.of(texts).keys
-        for key in keys:
-            for index in (stored == key).all(dim=1).nonzero()[:1, 0].tolist():
-                row = texts[index]
+        for key, row in zip(map(tuple, keys.tolist()), rows_of(run, split, keys), strict=True):
+            if row is not None:
                 text = " ".join(row["words"]) if "words" in row else row["text"]
                 start = textwrap.shorten(text, 60, placeholder=" ...")
-                yield f"{locations.get(tuple(key.tolist()), f'split {split}')} {start!r}"
+                yield f"{locations.get(key, f'split {split}')} {start!r}"

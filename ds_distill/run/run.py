@@ -57,10 +57,14 @@ class Run:
         self.planned_bytes: Mapping[tuple[int, str], int] = {}
         """Of a training, by its phase's number and its model, on the main process of GPUs."""
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
+        self.phases = {
+            number: phase
+            for number, phase in enumerate(recipe.phases)
+            if recipe.task_name(phase) == task_name
+        }
+        """Those of the task, by their numbers in the recipe."""
         self.labels: list[str] = source.labels
-        part = (
-            None if recipe.task is not None else task_name
-        )  # the only task has no part of its own
+        part = None if recipe.task is not None else task_name  # the only one has no part
         self.fitted, self.comparison = folder.fitted(part), folder.comparison(part)
         """The files of what the task's expertise phase fits, and of its comparison of policies."""
         self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)
@@ -107,8 +111,8 @@ class Run:
             if phase.followed is not None:
                 return phase.followed
         names = self.recipe.phase_names()
-        for earlier, phase in reversed(list(enumerate(self.recipe.phases[:number]))):
-            if phase.leaves_out_teachers and self.recipe.task_name(phase) == self.task_name:
+        for earlier, phase in reversed(self.phases.items()):
+            if earlier < number and phase.leaves_out_teachers:
                 record = self.folder.read_record(earlier, names[earlier])
                 assert record is not None, "phases run in order"
                 remaining: list[str] = record["teachers"]

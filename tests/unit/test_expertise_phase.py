@@ -16,7 +16,7 @@ from toys import make_toy_classifier, write_toy_task
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
-from ds_distill.phases.expertise import _Texts, route
+from ds_distill.phases.expertise import _texts, route
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.execute import execute
@@ -99,10 +99,7 @@ def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path: Path) -> None:
     )
     data = open_source(task, tmp_path / "cache").read("validation")
     examples = Examples.of(data)
-    texts = [*data["text"][:], *data["text_b"][:]]
-    run: Any = SimpleNamespace(
-        data=SimpleNamespace(examples=lambda split: examples, texts=lambda split: texts)
-    )
+    run: Any = SimpleNamespace(data=SimpleNamespace(table=lambda split: data))
     shown: Any = [SimpleNamespace(row=row) for row in range(20)]
-    found = _Texts("validation", run).of(shown, examples)
+    found = _texts("validation", run, shown, examples)
     assert found == [f"{first}\n{second}" for first, second in pairs]

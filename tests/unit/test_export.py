@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 
 from ds_distill.errors import UserError
-from ds_distill.export.comparison import LogitDifference, loses
 from ds_distill.export.onnx_model import make_program
+from ds_distill.export.student import logit_difference, loses
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.metrics.numbers import MSE
@@ -39,13 +39,9 @@ def test_what_cannot_be_exported_is_refused() -> None:
 
 
 def test_logits_that_differ_are_seen_and_a_nan_is_far() -> None:
-    found = LogitDifference()
-    found.add(
-        torch.tensor([[1.0, 0.0], [2.0, LACKING]]), torch.tensor([[0.0, 1.0], [2.0, LACKING]])
-    )
-    assert (found.largest, found.scale) == (1.0, 2.0)
-    found.add(torch.tensor([[1.0]]), torch.tensor([[float("nan")]]))
-    assert found.largest == float("inf")
+    first = torch.tensor([[1.0, 0.0], [-2.0, LACKING]])
+    assert logit_difference(first, torch.tensor([[0.0, 0.5], [-2.0, 5.0]])) == (1.0, 2.0)
+    assert logit_difference(first, first + torch.nan) == (float("inf"), 2.0)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def run_of(settings: dict[str, Any], phases: list[Any], **more: Any) -> Any:
     trained_in = {output: number for number, output in reversed(list(recipe.trained_models()))}
     return SimpleNamespace(
         recipe=recipe,
+        phases=dict(enumerate(recipe.phases)),
         task=recipe.task,
         task_name="task",
         labels=["animal", "food", "weather"],
