@@ -16,7 +16,6 @@ from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.classes import bin_of
-from ds_distill.recipe.metrics.metric import f1
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, are_entities, entity_types, type_of
 
 DENSE_CLASSES = 100
@@ -47,7 +46,16 @@ class Predictions:
 
         names: of the task's classes.
         """
+        counts = self.class_counts(names)
+        return {"per_class": f1_by_class(counts), "class_counts": counts} if counts else {}
+
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """By class, label or type how many are right, are predicted, are there."""
         return {}
+
+    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+        """The F1 of each of these; None of one that is not there."""
+        return f1_by_class(self.class_counts(names))
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
@@ -136,15 +144,7 @@ class LabelPredictions(Predictions):
         """int64 [N, L]: 1 where a label is predicted."""
         return (self.logits > 0).astype(np.int64)
 
-    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
-        """The F1 of each label; None of one that no example has."""
-        return {
-            name: 2 * right / (predicted + there) if there else None
-            for name, (right, predicted, there) in self.class_counts(names).items()
-        }
-
     def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
-        """By label how many examples have it and are predicted to, are predicted to, have it."""
         predicted, there = self.indicators()
         counts = np.stack([part.sum(axis=0) for part in (predicted & there, predicted, there)])
         return dict(zip(names, counts.T.tolist(), strict=True))
@@ -154,11 +154,8 @@ class LabelPredictions(Predictions):
         label is there."""
         known = self.labels >= 0
         probabilities = expit(self.logits[known].astype(np.float64))
-        return {
-            "per_class": self.per_class(names),
-            "class_counts": self.class_counts(names),
-            "reliability": reliability(probabilities, self.labels[known] == 1),
-        }
+        bins = reliability(probabilities, self.labels[known] == 1)
+        return {**super().details(names), "reliability": bins}
 
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, L] each: which labels are predicted, and which are there."""
@@ -224,6 +221,14 @@ class NumberPredictions(Predictions):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def f1_by_class(counts: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
+    """counts: by class how many are right, predicted, there."""
+    return {
+        name: 2 * right / (predicted + there) if there else None
+        for name, (right, predicted, there) in counts.items()
+    }
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -301,17 +306,11 @@ class TagPredictions(Predictions):
         return {"examples": len(self), **words}
 
     def details(self, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "per_class": self.per_class(names),
-            "class_counts": self.class_counts(names),
-            **self.of_confidence(),
-        }
-
-    def of_confidence(self) -> dict[str, Any]:
-        """Of the words that count."""
+        """Confidence is of the words that count."""
         counted = self.words.counted
         right = (self.predicted == self.labels)[counted]
-        return {"reliability": reliability(self.confidence[counted], right)}
+        bins = reliability(self.confidence[counted], right)
+        return {**super().details(names), "reliability": bins}
 
     @cached_property
     def predicted(self) -> np.ndarray:
@@ -370,27 +369,11 @@ class TagPredictions(Predictions):
         of_examples = np.split(names, self.words.offsets[1:-1])
         return entities([tags.tolist() for tags in of_examples], strict=strict)
 
-    @cached_property
-    def type_counts(self) -> np.ndarray:
-        """How many entities of each type are right, predicted, there: float64 [3, T]; of tags that
-        are none of entities, words."""
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """Of entities by type; of tags that are none of entities, of words."""
         of_entities = are_entities(self.tags)
         each = self.entity_counts(strict=False) if of_entities else self.word_counts()
-        found: np.ndarray = each.sum(axis=0)
-        return found
-
-    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
-        """The F1 of the entities of each type; None of one that is not there. Of tags that are none
-        of entities, the F1 of the words with each tag."""
-        values = f1(*self.type_counts)
-        return {
-            name: float(values[number]) if self.type_counts[2, number] else None
-            for number, name in enumerate(self.types)
-        }
-
-    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
-        """`type_counts` by type."""
-        return dict(zip(self.types, self.type_counts.T.astype(int).tolist(), strict=True))
+        return dict(zip(self.types, each.sum(axis=0).T.astype(int).tolist(), strict=True))
 
 
 def entities(examples: Sequence[list[str]], *, strict: bool) -> list[set[Entity]]:
@@ -430,9 +413,6 @@ class SpanPredictions(TagPredictions):
 
     def numbers(self) -> dict[str, int]:
         return {**super().numbers(), "windows": self.windows}
-
-    def details(self, names: Sequence[str]) -> dict[str, Any]:
-        return self.of_confidence()
 
     @cached_property
     def spans(self) -> np.ndarray:
@@ -479,7 +459,7 @@ class SpanPredictions(TagPredictions):
                 counts[question, sort] += 1
         return counts
 
-    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
         """Nothing: there is one kind of span, and its F1 is a metric."""
         return {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,9 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     local folder the card has only the name, not the path.
     """
     task = recipe.tasks_by_name[results["task"]]
-    own = _evaluation(recipe, results, results["task"])
-    others = [name for name in recipe.tasks_by_name if name != results["task"]]
-    elsewhere = [
-        found
-        for name in (others if own is None else ())
-        if (found := _evaluation(recipe, results, name)) is not None
-    ]
+    judged = {name: _evaluation(recipe, results, name) for name in recipe.tasks_by_name}
+    own = judged.pop(results["task"])
+    elsewhere = [one for one in judged.values() if one is not None and own is None]
     environment = results["environment"]
     packages = ", ".join(f"{name} {v}" for name, v in environment["packages"].items() if v)
     card = ModelCard.from_template(
@@ -106,15 +102,10 @@ def _section(evaluation: EvaluationRecord, results: dict[str, Any]) -> dict[str,
     models = evaluation["models"].items()
     teachers = [name for name, one in models if one["role"] == "teacher" and name not in trained]
     names = ", ".join(map(_plain, teachers))
-    return {
-        "title": _plain(
-            f"{task_metric_of(evaluation).heading()} on {evaluation['split']}{of_task}"
-        ),
-        "unknown": f" Whether {names} had seen it is not known here: trained elsewhere."
-        if teachers
-        else "",
-        "tables": list(evaluation_tables(evaluation)),
-    }
+    unknown = f" Whether {names} had seen it is not known here: trained elsewhere."
+    title = f"{task_metric_of(evaluation).heading()} on {evaluation['split']}{of_task}"
+    tables = list(evaluation_tables(evaluation))
+    return {"title": _plain(title), "unknown": unknown if names else "", "tables": tables}
 
 
 # -------------------------------------------------------------------------------- metadata
@@ -126,20 +117,19 @@ def _metadata(
     figures: dict[str, Any] = {}
     if evaluation is not None:
         own = evaluation["models"][results["student"]]
-        metrics = metrics_of(evaluation)
-        hub_names = (metric.hub_name for metric in metrics.values())
-        figures["metrics"] = list(dict.fromkeys(filter(None, hub_names)))
+        metrics = [one for one in metrics_of(evaluation).values() if one.hub_name]
+        figures["metrics"] = list(dict.fromkeys(metric.hub_name for metric in metrics))
         figures["model_name"] = recipe.name
         figures["eval_results"] = [
             EvalResult(
                 task_type=TASKS[task.type].pipeline,
                 **_split_on_hub(task, evaluation["split"]),
-                metric_type=metric.hub_name,
+                metric_type=metric.hub_name or "",
                 metric_name=metric.heading(),
-                metric_value=round(own[name], 4),
+                metric_value=round(own[metric.name], 4),
             )
-            for name, metric in metrics.items()
-            if metric.hub_name and own[name] is not None
+            for metric in metrics
+            if own[metric.name] is not None
         ]
     student = recipe.student
     is_named = not student.is_random and _is_on_hub(student.model)
@@ -180,13 +170,12 @@ def _inherited(recipe: Recipe) -> dict[str, Any]:
 def _split_on_hub(task: TaskSettings, split: str) -> dict[str, Any]:
     """What the hub's results say of the data of a split; those of several are no data set of its
     own."""
-    of_split = task.data.splits_from().get(split)
-    first: Data | SplitFrom = task.data if of_split is None else of_split[0]
-    paths = list(dict.fromkeys(part.path for part in of_split or ())) or [first.path]
-    if of_split is None:
+    of_split: Sequence[Data | SplitFrom] = task.data.splits_from().get(split, [task.data])
+    first, paths = of_split[0], list(dict.fromkeys(part.path for part in of_split))
+    if isinstance(first, Data):
         split = task.data.own_splits().get(split, split)
     elif len(of_split) == 1:
-        split = of_split[0].split or "train"
+        split = first.split or "train"
     from_hub = len(paths) == 1 and _is_hub_data(first.path)
     return {
         "dataset_type": first.path if from_hub else "local",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from ds_distill.evaluation.predictions import f1_by_class
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.records import EvaluationRecord
@@ -68,17 +68,15 @@ def _scores(
         for name, model in models.items()
     }
     all_and_baseline = [*models.values(), baseline]
+    apart = (difference_cell(metric, m["to_baseline"], m[metric.name]) for m in models.values())
     columns: dict[str, list[str | Cell]] = {
         "model": [*names.values(), f"always {answer_of(record)}"],
         "role": [*(model["role"] for model in models.values()), "baseline"],
-        _head(metric): [_score(metric, model) for model in all_and_baseline],
-        "to the baseline": [
-            *(
-                difference_cell(metric, model["to_baseline"], model[metric.name])
-                for model in models.values()
-            ),
-            "",
+        _head(metric): [
+            Cell(metric.shown_as(value), share=value if metric.is_share() else None)
+            for value in (model[metric.name] for model in all_and_baseline)
         ],
+        "to the baseline": [*apart, ""],
     }
     for other in others:
         columns[_head(other)] = [other.shown_as(model[other.name]) for model in all_and_baseline]
@@ -93,13 +91,9 @@ def _scores(
     of_speed, about_speed = _speed_columns(record, speed)
     columns |= {head: [*cells, ""] for head, cells in of_speed.items()}
     rows = list(zip(*columns.values(), strict=True))
-    return Table(
-        f"{metric.heading()} on {record['split']}",
-        list(columns),
-        rows,
-        list(_notes(record, metric, others, rows)) + [about_speed] * bool(about_speed),
-        shipped=names.get(student or "", ""),
-    )
+    notes = [*_notes(record, metric, others, rows), *filter(None, [about_speed])]
+    title, shipped = f"{metric.heading()} on {record['split']}", names.get(student or "", "")
+    return Table(title, list(columns), rows, notes, shipped=shipped)
 
 
 def _speed_columns(
@@ -149,11 +143,6 @@ def _head(metric: MetricClass) -> str:
     return metric.title + ("" if metric.higher_is_better else " ↓")
 
 
-def _score(metric: MetricClass, model: Mapping[str, Any]) -> Cell:
-    value = model[metric.name]
-    return Cell(metric.shown_as(value), share=value if metric.is_share() else None)
-
-
 def _notes(
     record: EvaluationRecord,
     metric: MetricClass,
@@ -181,17 +170,14 @@ def _notes(
         on = "without teachers" if "tokens" in baseline else "on labels alone"
         yield f"A control is a student trained {on}."
     for name, model in models.items():
-        if "not_given" in model:
+        if lacks := model.get("not_given"):
             yield (
-                f"The file of {name} says nothing of {model['not_given']:,} of them: it is judged "
-                "on the others, and students beside it there."
+                f"The file of {name} says nothing of {lacks:,} of them: it is judged on the "
+                "others, and students beside it there."
             )
-        if "knows" in model:
-            knows = model["knows"]
-            yield (
-                f"{name} knows {', '.join(knows['labels'])}: its score counts examples of all "
-                f"{knows['of']} labels."
-            )
+        if knows := model.get("knows"):
+            known, of = ", ".join(knows["labels"]), knows["of"]
+            yield f"{name} knows {known}: its score counts examples of all {of} labels."
     yield from undefined_note(one[m.name] for one in (baseline, *models.values()) for m in metrics)
     yield from wide_note(metric, rows)
 
@@ -223,10 +209,7 @@ def f1_table(record: EvaluationRecord, judged: str) -> Table | None:
     noun, models = NOUNS[record["over"]], record["models"]
     own = class_counts(models[judged])
     columns = {
-        name: {
-            label: 2 * right / (predicted + there) if there else None
-            for label, (right, predicted, there) in class_counts(model).items()
-        }
+        name: f1_by_class(class_counts(model))
         for name, model in models.items()
         # One that was judged on some of the examples is compared on these, over all classes.
         if name == judged or (model["role"] == "teacher" and "not_given" not in model)
@@ -243,8 +226,7 @@ def f1_table(record: EvaluationRecord, judged: str) -> Table | None:
         "each: no interval says which differences are beyond chance."
     )
     title = f"precision, recall and F1 of {judged} by {noun}, beside F1 of teachers"
-    table = class_table(title, columns, judged, more) if own else None
-    return None if table is None else replace(table, notes=[*table.notes, note])
+    return class_table(title, columns, judged, more, note) if own else None
 
 
 def class_table(
@@ -252,11 +234,12 @@ def class_table(
     columns: Mapping[str, Mapping[str, float | None]],
     judged: str | None,
     more: Mapping[str, Mapping[str, str]] | None = None,
+    note: str = "",
 ) -> Table:
     """Scores by class, a row each: of many those on which one model is worst and best.
 
     columns: by model, its scores by class. judged: the model, or else the first. more: columns
-        before these, as they are shown.
+        before these, as they are shown. note: what they mean.
     """
     of = judged if judged is not None and judged in columns else next(iter(columns))
     more = more or {}
@@ -267,9 +250,9 @@ def class_table(
         cells = (Cell(share(value), share=value) for value in values)
         return [label, *(shown[label] for shown in more.values()), *cells]
 
-    notes = [f"Those on which {of} is worst and best."] if folded else []
-    if None in columns[of].values():
-        notes.append("“none” where no example has it.")
+    notes = [f"Those on which {of} is worst and best."] * bool(folded)
+    notes += ["“none” where no example has it."] * (None in columns[of].values())
+    notes += [note] * bool(note)
     rows, others = [*map(row, labels)], [*map(row, folded)]
     return Table(title, ["", *more, *columns], rows, notes, others, judged or "", narrow=True)
 
@@ -304,8 +287,8 @@ def confusions(models: Mapping[str, Any], judged: str) -> Table | None:
     for pair in sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MOST]:
         label, predicted = (names[at] for at in pair)
         whole = totals[label][2]
-        shares = [of.get(pair, 0) / whole for of in counts.values()]
-        cells = [Cell(share(one), share=one) for one in shares]
+        shares = (of.get(pair, 0) / whole for of in counts.values())
+        cells = (Cell(share(one), share=one) for one in shares)
         rows.append([f"{label}: {predicted}", f"{whole:,}", *cells])
     note = (
         f"The commonest mistakes of {judged}, and of the same examples of a class the share that "
@@ -340,8 +323,6 @@ def pairs_table(record: EvaluationRecord, student: str | None) -> Table:
     pairs: dict[frozenset[str], dict[str, Any]] = {}
     for row in sorted(record["comparisons"], key=lambda row: row["student"] != student):
         pairs.setdefault(frozenset((row["student"], row["other"])), row)
-    unit = "points" if metric.is_share() else "difference"
-    columns: dict[str, list[str | Cell]] = {"student": [], "against": [], unit: []}
     figures: dict[str, tuple[str, Callable[[float], str], str]]
     figures = {"retention": ("retention", share, "none")}
     if gaps := any("gap_closed" in row for row in pairs.values()):
@@ -349,15 +330,15 @@ def pairs_table(record: EvaluationRecord, student: str | None) -> Table:
     if noun is not None:
         head = f"median of {noun}{'es' if noun == 'class' else 's'}"
         figures[head] = ("median_class_difference", POINTS.difference_as, "none")
+    rows: list[list[str | Cell]] = []
     for row in pairs.values():
-        columns["student"].append(row["student"])
-        columns["against"].append(f"{models[row['other']]['role']} {row['other']}")
-        own = models[row["student"]][metric.name]
-        columns[unit].append(difference_cell(metric, row, own))
-        for head, (key, form, none) in figures.items():
-            value = row.get(key)
-            shown = "" if key not in row else none if value is None else form(value)
-            columns.setdefault(head, []).append(shown)
+        against = f"{models[row['other']]['role']} {row['other']}"
+        apart = difference_cell(metric, row, models[row["student"]][metric.name])
+        shown = (
+            "" if key not in row else none if (value := row[key]) is None else form(value)
+            for key, form, none in figures.values()
+        )
+        rows.append([row["student"], against, apart, *shown])
     notes = [
         "Differences are on the same examples, by paired bootstrap, without the effect of another "
         f"seed. Retention: the student’s {metric.title} in per cent of the teacher’s."
@@ -369,9 +350,8 @@ def pairs_table(record: EvaluationRecord, student: str | None) -> Table:
         )
     if noun is not None:
         notes.append(f"Median: of the differences in {measure} to the teacher, in points.")
-    rows = list(zip(*columns.values(), strict=True))
-    notes += wide_note(metric, rows)
-    return Table("", list(columns), rows, notes, shipped=student or "")
+    heads = ["student", "against", "points" if metric.is_share() else "difference", *figures]
+    return Table("", heads, rows, [*notes, *wide_note(metric, rows)], shipped=student or "")
 
 
 def difference_cell(metric: MetricClass, numbers: Mapping[str, Any], score: float | None) -> Cell:
@@ -424,16 +404,10 @@ def export_table(found: dict[str, Any]) -> Table:
     score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
     rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, ""]]
     for name, one in found["files"].items():
-        rows.append(
-            [
-                name,
-                metric.shown_as(one["score"]),
-                difference_cell(metric, one, first["score"]),
-                f"{one['bytes'] / 1e6:.1f}",
-                f"{one['milliseconds']:.3g}",
-                f"{one['logits']['largest']:.2g}",
-            ]
-        )
+        logits, score = one["logits"], metric.shown_as(one["score"])
+        apart = difference_cell(metric, one, first["score"])
+        size, milliseconds = f"{one['bytes'] / 1e6:.1f}", f"{one['milliseconds']:.3g}"
+        rows.append([name, score, apart, size, milliseconds, f"{logits['largest']:.2g}"])
     texts = next(iter(found["files"].values()))["logits"]["texts"]
     note = (
         f"On {found['examples']:,} examples of {split}, with 95% intervals; *: beyond chance. "
@@ -465,7 +439,12 @@ outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_
 """
 
 
-_OUTCOMES = ("better than", "worse than", "not told apart from", "not comparable with")
+_OUTCOMES: dict[Outcome | None, str] = {
+    "better": "better than",
+    "worse": "worse than",
+    "": "not told apart from",
+    None: "not comparable with",
+}
 """Of a verdict, in their order."""
 
 
@@ -509,11 +488,10 @@ def _judgement(record: EvaluationRecord, student: str) -> str:
         if row["student"] == student:
             other = models[row["other"]]
             compared.append((f"{other['role']} `{row['other']}` ({score(other)})", row))
-    named: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES}
+    named: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES.values()}
     for name, numbers in compared:
-        outcome = outcome_of(metric, interval) if (interval := numbers["interval"]) else None
-        told = f"{outcome} than" if outcome else _OUTCOMES[3 if outcome is None else 2]
-        named[told].append(name)
+        interval = numbers["interval"]
+        named[_OUTCOMES[outcome_of(metric, interval) if interval else None]].append(name)
     clauses = [
         f"{told} {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}"
         for told, names in named.items()

@@ -142,8 +142,8 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     records: the records of the phases, in order; of a run that stopped, those that are done.
     """
     found: dict[tuple[str, str, str, int], dict[str, None]] = {}
-    for use, task, split, examples, of in _each(recipe, records):
-        found.setdefault((use, task, split, examples), {})[of] = None
+    for about, of in _each(recipe, records):
+        found.setdefault(about, {})[of] = None
     table = []
     ordered = sorted(found.items(), key=lambda item: _ORDER.index(item[0][0]))
     for (use, task, split, examples), every in ordered:
@@ -154,31 +154,30 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         others = {one[0] for one in found if one[1:3] == (task, split) and one[0] in _USED_UP}
         if use == "judge" and others:
             warnings.append(f"the same split was used to {' and to '.join(sorted(others))}")
-        about = {"use": use, "task": task, "split": split, "examples": examples}
-        table.append({**about, "of": list(every), "warnings": warnings})
+        where = {"use": use, "task": task, "split": split, "examples": examples}
+        table.append({**where, "of": list(every), "warnings": warnings})
     return table
 
 
 def _each(
     recipe: Recipe, records: list[dict[str, Any]]
-) -> Iterator[tuple[str, str, str, int, str]]:
-    """(use, task, split, examples, what for)."""
+) -> Iterator[tuple[tuple[str, str, str, int], str]]:
+    """((use, task, split, examples), what for)."""
     candidates, shipped = [name for _, name in shippable(recipe, CHOOSING_SPLIT)], []
     for phase, record in zip(recipe.phases, records, strict=False):
-        task, makes = recipe.task_name(phase), PHASES[record["kind"]].makes
+        task = recipe.task_name(phase)
         for model in record.get("trained", []):
-            yield "train", task, model["split"], model["examples"], model["output"]
-            if (chosen := model["choosing"]) is None:
-                continue
-            where = task, chosen["split"], chosen["examples"]
-            if chosen["keep"] == "best":
-                yield "choose", *where, f"epoch of {model['output']}"
-            if len(candidates) > 1 and model["output"] in candidates:
-                shipped.append(("choose", *where, "student to ship"))
-        if makes == "expertise":
-            what = "routing, and which policy it follows"
-            yield "fit", task, record["split"], record["examples"], what
-        elif makes == "evaluation":
+            yield ("train", task, model["split"], model["examples"]), model["output"]
+            if (chosen := model["choosing"]) is not None:
+                where = "choose", task, chosen["split"], chosen["examples"]
+                if chosen["keep"] == "best":
+                    yield where, f"epoch of {model['output']}"
+                if len(candidates) > 1 and model["output"] in candidates:
+                    shipped.append((where, "student to ship"))
+        if phase.makes == "expertise":
+            where = "fit", task, record["split"], record["examples"]
+            yield where, "routing, and which policy it follows"
+        elif phase.makes == "evaluation":
             for name, model in record["models"].items():
-                yield "judge", task, record["split"], model["examples"], name
+                yield ("judge", task, record["split"], model["examples"]), name
     yield from shipped
