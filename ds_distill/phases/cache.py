@@ -79,11 +79,8 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
             run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
         else:
             blocks = len(build.plan.blocks) * len(build.teachers)
-            noted = {
-                "first_block": build.plan.first_block,
-                "blocks": blocks,
-                "added": build.plan.examples,
-            }
+            plan = build.plan
+            noted = {"first_block": plan.first_block, "blocks": blocks, "added": plan.examples}
             if world.is_main:
                 write_json(notes, noted)
                 if kept:
@@ -92,8 +89,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
         repeated = _write_all(phase, run, references, build, missing)
     reader, near = CacheReader(path), {}
     for teacher, sample in repeated.items():
-        many = run.task.many_labels
-        measured = fidelity(sample, reader, teacher, many_labels=many)
+        measured = fidelity(sample, reader, teacher, many_labels=run.task.many_labels)
         if measured is not None:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
             near[teacher] = asdict(measured)
@@ -131,8 +127,7 @@ def _join(
     world = run.world
     while True:
         before = known_teachers(path)
-        described = {name: [mark, schema.model_dump()] for name, (mark, schema) in before.items()}
-        if not _all_see(described, world):
+        if not _all_see(_described(before), world):
             continue
         teachers = _teachers(phase, run, before, references)
         plan, missing = missing_from(path, splits, teachers)
@@ -149,12 +144,12 @@ def _known_to_main(path: Path, world: World) -> Teachers:
     """What rank 0 reads of the build that it has begun or joined: another host may remember for a
     while that there was none."""
 
-    def described() -> dict[str, Any]:
-        found = known_teachers(path).items()
-        return {name: [mark, schema.model_dump(mode="json")] for name, (mark, schema) in found}
-
-    teachers = world.from_main(described).items()
+    teachers = world.from_main(lambda: _described(known_teachers(path))).items()
     return {name: (mark, SignalSchema.model_validate(of)) for name, (mark, of) in teachers}
+
+
+def _described(teachers: Teachers) -> dict[str, Any]:
+    return {name: [mark, of.model_dump(mode="json")] for name, (mark, of) in teachers.items()}
 
 
 def _all_see(content: Any, world: World) -> bool:
@@ -183,10 +178,9 @@ def _teachers(
     for reference in references:
         its_fingerprint = fingerprint(run, reference)
         packed = run.packed(reference, half=is_half(run.deepspeed()))
-        known = before.get(reference.name)
-        same = (
-            known[1] if known is not None and {**known[0], **its_fingerprint} == known[0] else None
-        )
+        known, same = before.get(reference.name), None
+        if known is not None and known[0].items() >= its_fingerprint.items():
+            same = known[1]
         schema = _schema(phase, run, reference, same)
         computed = {} if reference.predictions is not None else {ATTENTION: packed or "padded"}
         teachers[reference.name] = {**its_fingerprint, **computed}, schema

@@ -18,10 +18,10 @@ from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, START, Evaluate
+from ds_distill.recipe.phases import START, Evaluate
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.records import Evaluation
 from ds_distill.reporting.results import answer_of, limits_of
 from ds_distill.run.any_checkpoint import CHECKPOINT
@@ -40,10 +40,10 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     recipe does nothing but evaluate, its teachers teach nobody: each is a checkpoint.
     """
     *earlier, step = steps(recipe)[: number + 1]
-    alone = all(PHASES[phase.kind].makes == "evaluation" for phase in recipe.phases)
+    alone = all(phase.makes == "evaluation" for phase in recipe.phases)
     roles = dict.fromkeys(recipe.teachers, CHECKPOINT if alone else "teacher")
     for one in earlier:
-        for output in one.phase.outputs if PHASES[one.phase.kind].makes != "start" else ():
+        for output in one.phase.outputs if one.phase.makes != "start" else ():
             if one.left()[output].distilled:
                 roles[output] = "student"
             roles.setdefault(output, "control")
@@ -91,19 +91,21 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> Evaluation | 
     references, roles = _with_roles(phase, number, run)
     known = {one.name: run.knows(one, examples) for one in references}
     partial = {model: there for model, there in known.items() if not there.all()}
-    nothing = {model for model, there in partial.items() if not there[counted].any()}
-    references = [one for one in references if one.name not in nothing]
+    references = [m for m in references if m.name not in partial or known[m.name][counted].any()]
     roles = {one.name: roles[one.name] for one in references}
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
         return None
-    group_keys = examples.group_keys.numpy()[counted]
-    groups = numbered_keys(group_keys)
+    groups = numbered_keys(group_keys := examples.group_keys.numpy()[counted])
     every = _Judged(kind, examples, {**predictions, BASELINE: of_baseline}, groups)
     with located(f"phase {name}, split {phase.split}"):
         judged = _each_where_it_knows(run, every, partial, roles)
-    warnings = _warnings(run, name, phase.split, references, roles, judged)
+    warnings = []
+    for one in references:
+        if (role := roles[one.name]) in ("teacher", CHECKPOINT) and one.name in judged:
+            of = judged[one.name].predictions, judged[one.name].examples
+            warnings += warn_of_teachers(run, name, phase.split, [one], *of, role)
     warnings += warn_of_few_groups(run, name, phase.split, group_keys)
     whole = judged.pop(BASELINE)
     knows = {one.name: known_labels(run, one) for one in references}
@@ -119,24 +121,25 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> Evaluation | 
     }
     of_all = {model: whole.scored[model] for model, own in judged.items() if own is whole}
     SavedPredictions(run.labels, groups, of_all).write(run.folder.predictions(number, name))
-    metric, baseline = metric_of(run.task), {**baseline, **whole.reports[BASELINE]}
+    baseline |= whole.reports[BASELINE]
     _log(run, name, phase.split, models, baseline)
     return Evaluation(
         split=phase.split,
         over=TASKS[run.task.type].over,
-        metric=metric.name,
+        metric=kind.metric.name,
         metric_settings=run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
         examples_mark=_mark(run, examples, counted, references),
         models=models,
         baseline=baseline,
-        comparisons=[
-            row
-            for own in dict.fromkeys(judged.values())
-            for row in own.comparisons(roles)
-            if judged[row["other"]] is own
-        ],
+        comparisons=_comparisons(judged, roles),
         warnings=warnings,
     )
+
+
+def _comparisons(judged: Mapping[str, _Judged], roles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Each on the examples on which the other was judged."""
+    of_each = ((own, own.comparisons(roles)) for own in dict.fromkeys(judged.values()))
+    return [row for own, rows in of_each for row in rows if judged[row["other"]] is own]
 
 
 def _with_roles(
@@ -222,24 +225,6 @@ def _each_where_it_knows(
     return found
 
 
-def _warnings(
-    run: Run,
-    phase: str,
-    split: str,
-    references: list[ModelReference],
-    roles: Mapping[str, str],
-    judged: Mapping[str, _Judged],
-) -> list[str]:
-    """Log and return what is doubtful of the teachers, and was not told before."""
-    found = []
-    for role in ("teacher", CHECKPOINT):
-        for one in references:
-            if roles[one.name] == role and (own := judged.get(one.name)) is not None:
-                about = run, phase, split, [one], own.predictions, own.examples, role
-                found += warn_of_teachers(*about)
-    return found
-
-
 def _mark(
     run: Run, examples: Examples, counted: np.ndarray, references: list[ModelReference]
 ) -> str:
@@ -248,7 +233,7 @@ def _mark(
     if TASKS[run.task.type].needs.same_tokens:
         about += [run.data.tokenizer_fingerprint(references[0]), run.task.max_length]
     if (words := run.kind.scored_words(examples)) is not None:
-        about += [words]
+        about.append(words)
     judged = examples.at(np.flatnonzero(counted))
     return examples_mark(judged.keys.numpy(), judged.labels, about)
 
@@ -261,20 +246,19 @@ def _log(
     baseline: dict[str, Any],
 ) -> None:
     """An event and a line for each model, and a line for the baseline."""
-    metric = metric_of(run.task)
+    metric = run.kind.metric
 
     def score_of(report: dict[str, Any]) -> str:
         return f"{metric.title} {metric.shown_as(report[metric.name])}"
 
     for model, of_model in models.items():
         numbers = {one: of_model[one] for one in run.kind.metrics if one in of_model}
-        if "own_tokens" in of_model:
-            numbers |= {f"own_{one}": value for one, value in of_model["own_tokens"].items()}
+        own = of_model.get("own_tokens", {})
+        numbers |= {f"own_{one}": value for one, value in own.items()}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
-        own = of_model.get("own_tokens")
-        added = f"; on all its tokens {score_of(own)}" if own and metric.name in own else ""
-        added = limits_of(of_model) + added
-        run.log.info(f"  {model:<16} {of_model['role']:<8} {score_of(of_model)}{added}")
+        added = f"; on all its tokens {score_of(own)}" if metric.name in own else ""
+        score = score_of(of_model) + limits_of(of_model) + added
+        run.log.info(f"  {model:<16} {of_model['role']:<8} {score}")
     answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
     rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(baseline)
     run.log.info(f"  always {answer} ({rule}): {score}")

@@ -27,7 +27,7 @@ from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Expertise
 from ds_distill.recipe.policies import Routing
 from ds_distill.records import ExpertiseRecord
-from ds_distill.reporting.routing_table import routing_table
+from ds_distill.reporting.report import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, compare
 from ds_distill.routing.fitting import STATES, Fitted

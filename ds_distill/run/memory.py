@@ -66,11 +66,7 @@ def planned_memory(
     """Bytes of each training that is still to do, by its phase's number and its model; warns of
     each phase that does not fit. Main process only."""
     names = recipe.phase_names()
-    left = {
-        name: number
-        for number, name in enumerate(names)
-        if not folder.record(number, name).is_file()
-    }
+    left = {name: n for n, name in enumerate(names) if not folder.record(n, name).is_file()}
     if not left:
         return {}
     try:
@@ -79,19 +75,14 @@ def planned_memory(
         what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         log.info(f"Note: there is no plan. {what}{error}")
         return {}
-    of_caches = [(cache.phase, cache.memory, "") for cache in plan.caches if not cache.fits]
-    too_large = [
-        (
-            job.phase,
-            job.chosen.total,
-            f" A micro_batch_size of {micro} would."
-            if (micro := job.chosen.largest_micro_batch)
-            else " `ds-distill plan` shows what would.",
-        )
-        for job in plan.jobs
-        if not job.chosen.fits
-    ]
-    for phase, memory, fix in too_large + of_caches:
+    too_large = []
+    for job in plan.jobs:
+        if not job.chosen.fits:
+            micro = job.chosen.largest_micro_batch
+            fix = f"A micro_batch_size of {micro}" if micro else "`ds-distill plan` shows what"
+            too_large.append((job.phase, job.chosen.total, f" {fix} would."))
+    too_large += [(cache.phase, cache.memory, "") for cache in plan.caches if not cache.fits]
+    for phase, memory, fix in too_large:
         if phase in left:
             log.info(
                 f"Note: phase {phase} may not fit: planned are {memory / GIB:.1f} GiB on each "

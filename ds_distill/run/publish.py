@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe
-from ds_distill.recipe.lineage import shippable, steps
-from ds_distill.recipe.phases import Distil
+from ds_distill.recipe.lineage import shippable
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.records import read_record
 from ds_distill.reporting.model_card import how_to_load, model_card
@@ -68,40 +64,10 @@ def _results(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dict[str,
         "uses": uses(recipe, records),
         "phases": records,
         "environment": folder.read_environment(),
-        "cached": list(cache_savings(recipe, records)),
     }
     if scores := folder.read_teacher_scores():
         results["teacher_scores"] = scores
     return results
-
-
-def cache_savings(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
-    """Of each cache phase how many examples it holds, how many students read of it in the steps
-    that they did, and the seconds that it saved: as many more as reading them live takes, at the
-    phase's own speed; None of one that found a part of its examples in the folder, whose time is
-    not that of the teachers."""
-    read_of = Counter[int]()
-    for step, record in zip(steps(recipe), records, strict=False):
-        phase, trained = step.phase, record.get("trained", [])
-        if isinstance(phase, Distil) and phase.teachers == "cached":
-            for cache, _ in islice(step.caches(phase.split), 1):
-                read_of[cache.number] += sum(_examples_read(m, phase.batch_size) for m in trained)
-    for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=False)):
-        if phase.kind != "cache" or not record.get("added"):
-            continue
-        read = read_of[number]
-        seconds, examples = record["seconds"], record["added"]
-        whole = record.get("examples", examples) == examples
-        saved = round(seconds * (read / examples - 1), 2) if whole else None
-        about = {"phase": record["phase"], "seconds": seconds, "examples": examples}
-        yield {**about, "read": read, "saved": saved}
-
-
-def _examples_read(trained: dict[str, Any], batch_size: int) -> int:
-    """How many examples, or windows of them, a training has read, those of each epoch anew."""
-    examples: int = trained.get("windows", trained["examples"])
-    epochs, steps = divmod(trained["steps"], -(-examples // batch_size))
-    return epochs * examples + steps * batch_size
 
 
 def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> None:

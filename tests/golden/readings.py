@@ -29,7 +29,6 @@ CLOCK = (
     "examples_per_second",
     "tokens_per_second",
     "peak_bytes",
-    "saved",
     "before",
 )
 """Keys that no two runs have alike."""

@@ -11,7 +11,7 @@ from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.results import uses
-from ds_distill.run.publish import cache_savings, choose_student
+from ds_distill.run.publish import choose_student
 
 LOSSES = {"losses": {"kl": {}}}
 
@@ -55,24 +55,6 @@ def test_the_best_distilled_student_is_shipped(accuracies):
     records = [record_of("distil", by_name), record_of("fine-tune", {"control": 0.9})]
     best = max(by_name, key=by_name.get)
     assert choose_student(recipe_of(THREE, CONTROL), records) == (0, best)
-
-
-def test_what_students_read_of_a_cache_is_what_they_were_trained_on():
-    """Not the epochs that were planned: `steps` are fewer, and patience ends a training early."""
-    reads = {"split": "transfer", "teachers": "cached", **LOSSES}
-    whole, steps, early = (
-        {"distil": {"name": name, "batch_size": 16, **reads, **how}}
-        for name, how in (("a", {"epochs": 2}), ("b", {"steps": 13}), ("c", {"epochs": 10}))
-    )
-    recipe = recipe_of({"cache": {"splits": ["transfer"]}}, whole, steps, early)
-    cache = {"phase": "cache", "kind": "cache", "seconds": 10.0, "added": 100}
-    done = (14, 13, 21)  # of 7 steps an epoch, the last of 4 examples
-    trained = [{"trained": [{"output": "a", "examples": 100, "steps": n}]} for n in done]
-    [found] = cache_savings(recipe, [cache, *trained])
-    assert found["read"] == 200 + (100 + 6 * 16) + 300
-    assert found["saved"] == 10.0 * (696 / 100 - 1)
-    [found] = cache_savings(recipe, [{**cache, "examples": 10_000}, *trained])
-    assert found["read"] == 696 and found["saved"] is None, "its seconds are of other work"
 
 
 def test_of_equals_the_first_and_without_choosing_examples_the_last():

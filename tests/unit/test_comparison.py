@@ -21,7 +21,7 @@ from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import MicroF1
 from ds_distill.recipe.policies import candidates
-from ds_distill.reporting.routing_table import routing_table
+from ds_distill.reporting.report import routing_table
 from ds_distill.routing import held_out, multi_label
 from ds_distill.routing.comparison import Score, choose, compare
 from ds_distill.routing.fitting import fit, folds_of

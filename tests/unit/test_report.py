@@ -317,8 +317,10 @@ def whole_results():
     seconds = {"first": 0.02, "values": 0.03, "average": 0.0075}
     where = {"task": "task", "length": 64, "device": "CPU", "threads": 2}
     results["speed"] = {**where, "seconds": seconds}
-    cached = {"phase": "cache", "seconds": 10.0, "examples": 100, "read": 600, "saved": 50.0}
-    return {**results, "cached": [cached]}
+    cached = {"added": 100, "examples": 120, "not_given": {"values": 20}}
+    cache = {"phase": "cache", "kind": "cache", "task": "task", "seconds": 1.5, **cached}
+    results["phases"].insert(0, cache)
+    return results
 
 
 def test_a_page_shows_all_that_a_run_has():
