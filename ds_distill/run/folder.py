@@ -164,8 +164,6 @@ class RunFolder:
         for number, (name, phase) in enumerate(recipe.named_phases()):
             if isinstance(phase, Cache):
                 cache = phase.shared or self.cache(number, name)
-                if not cache.is_dir():
-                    continue
                 found |= {(path, 0) for path in cache.glob("*/shard-*.arrow")}
                 # It is written anew when a build ends.
                 found |= {(path, path.stat().st_mtime_ns) for path in cache.glob("manifest.json")}
@@ -205,10 +203,8 @@ class RunFolder:
             if (steps := list(folder.glob(f"step-{'[0-9]' * 8}")))
         ]
         steps_saved = ", ".join(f"{output} at step {step}" for output, step in newest)
-        saved = [
-            *([f"the phases {done}"] if done else []),
-            *([f"the checkpoint of {steps_saved}"] if steps_saved else []),
-        ]
+        saved = [f"the phases {done}"] * bool(done)
+        saved += [f"the checkpoint of {steps_saved}"] * bool(steps_saved)
         return f"{self.path} keeps {' and '.join(saved) or 'what was written'}"
 
     def create(
@@ -225,9 +221,8 @@ class RunFolder:
         new = not self.holds_run()
         changed = [change.to_json() for change in self.changes(recipe)]
         try:
-            write_text(
-                self.path / "recipe.yaml", dump_recipe(recipe)
-            )  # first: with it the folder holds a run
+            # First: with it the folder holds a run.
+            write_text(self.path / "recipe.yaml", dump_recipe(recipe))
             known = self.read_environment()
             kept = {"phases": known.get("phases", {})}
             if changed := known.get("changes", []) + changed:
@@ -341,16 +336,15 @@ class RunFolder:
         publish_folder(kept, self._trained(number, training))  # now the training has ended
         self._publish(number, training, list(records))
 
-    def end_publishing(self, number: int, training: str, outputs: Sequence[str]) -> None:
-        """Go on where a kill came while models were published. Main process."""
-        if self._trained(number, training).is_dir() or self.finished_training(number, outputs):
-            self._publish(number, training, outputs)
-
-    def finished_training(self, number: int, outputs: Sequence[str]) -> list[TrainedModel] | None:
-        """The records of a training that ended before a kill, or None."""
+    def finished_training(
+        self, number: int, training: str, outputs: Sequence[str]
+    ) -> list[TrainedModel] | None:
+        """The records of a training that ended before a kill, or None. Goes on where the kill came
+        while its models were published. Main process."""
         records = [self._training_record(number, output) for output in outputs]
-        if not all(record.is_file() for record in records):
+        if not (self._trained(number, training).is_dir() or all(one.is_file() for one in records)):
             return None
+        self._publish(number, training, outputs)
         fix = "Remove that folder, and the model is trained again."
         return [read_object(record, fix) for record in records]
 

@@ -52,10 +52,8 @@ def train_each(
     """
     trained = []
     for outputs in trainings:
-        if run.world.is_main:
-            run.folder.end_publishing(number, training_name(outputs), outputs)
-        run.world.barrier()
-        done = run.world.from_main(partial(run.folder.finished_training, number, outputs))
+        which = number, training_name(outputs), outputs
+        done = run.world.from_main(partial(run.folder.finished_training, *which))
         trained += train(job_of(outputs), run) if done is None else done
         gc.collect()  # DeepSpeed's engines are cycles, and the next model wants their memory
     return {"trained": trained}

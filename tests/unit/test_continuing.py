@@ -125,7 +125,7 @@ def test_a_request_after_the_last_step_of_a_training(recipe, tmp_path, monkeypat
     with pytest.raises(Stopped, match=r"^stopped by Ctrl-C, with student trained$") as stopped:
         run_recipe(load_recipe(recipe, ["training.epochs=1"]), tmp_path / "run")
     assert stopped.value.exit_code == 130
-    assert RunFolder(tmp_path / "run").finished_training(0, ["student"])
+    assert RunFolder(tmp_path / "run").finished_training(0, "student", ["student"])
 
 
 def record_of(output: str) -> dict[str, Any]:
@@ -170,12 +170,11 @@ def test_a_kill_while_models_are_published(renames, tmp_path, monkeypatch):
         patch.setattr(os, "rename", killed)
         with contextlib.suppress(InterruptedError):
             folder.publish_models(0, "both", 0, {output: record_of(output) for output in both})
-    folder.end_publishing(0, "both", both)
-    found = folder.finished_training(0, both)
+    found = folder.finished_training(0, "both", both)
     if not renames:
         assert found is None
         folder.publish_models(0, "both", 1, {output: record_of(output) for output in both})
-    assert folder.finished_training(0, both) == [record_of(output) for output in both]
+    assert folder.finished_training(0, "both", both) == [record_of(output) for output in both]
     for output in both:
         weights = (folder.model(0, output) / "weights").read_text()
         assert weights == f"{output} {0 if renames else 1}"
