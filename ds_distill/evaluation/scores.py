@@ -103,30 +103,25 @@ def comparisons(
     metric: the task's.
     """
     rows = []
-    start = next((model for model, role in roles.items() if role == "start"), None)
+    start = next((model for model, role in roles.items() if role == "start"), "")
     gaps = {
         teacher: difference(predictions[teacher], predictions[start], metric, groups)
         for teacher, role in roles.items()
-        if role == "teacher" and start is not None
+        if role == "teacher" and start
     }
-    for student, role in roles.items():
-        for other in roles if role == "student" else ():
-            if other == student:
-                continue
-            row = {
-                "student": student,
-                "other": other,
-                **difference(predictions[student], predictions[other], metric, groups),
-            }
-            if roles[other] == "teacher":
-                row |= to_teacher(reports[student], reports[other], type(metric))
-            if other in gaps and start is not None:
-                own, first = (reports[model][metric.name] for model in (student, start))
-                defined = own is not None and first is not None
-                row["gap_closed"] = (
-                    gap_closed(own - first, gaps[other], type(metric)) if defined else None
-                )
-            rows.append(row)
+    students = [model for model, role in roles.items() if role == "student"]
+    for student, other in ((one, other) for one in students for other in roles if other != one):
+        apart = difference(predictions[student], predictions[other], metric, groups)
+        row = {"student": student, "other": other, **apart}
+        if roles[other] == "teacher":
+            row |= to_teacher(reports[student], reports[other], type(metric))
+        if other in gaps:
+            own, first = (reports[model][metric.name] for model in (student, start))
+            defined = own is not None and first is not None
+            row["gap_closed"] = (
+                gap_closed(own - first, gaps[other], type(metric)) if defined else None
+            )
+        rows.append(row)
     return rows
 
 

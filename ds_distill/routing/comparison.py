@@ -96,10 +96,6 @@ class Comparison:
         """The choice as a recipe would write it."""
         return routing_of_candidate(self.choice)
 
-    @property
-    def metric_class(self) -> MetricClass:
-        return METRICS[self.over][self.metric]
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
