@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.check.check import open_sources
 from ds_distill.data.batches import Collator
 from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
@@ -94,9 +93,13 @@ def export_student(
     folder = RunFolder(run) if run is not None and RunFolder(run).results.is_file() else None
     results = read_json(folder.results) if folder is not None else {}
     judging = evaluation_recipe(recipe, task or results.get("task"), str(student), split)
-    _check(judging, split)
-    # The files run without packed views, and are compared on the same.
-    judging = judging.model_copy(update={"padding": "always"})
+    [settings] = judging.tasks_by_name.values()
+    if TASKS[settings.type].heads[0] == MASKED_LM:
+        raise UserError(
+            "export is for models that answer: labels, words, questions, numbers. A masked-LM is "
+            "fine-tuned on a task first."
+        )
+    judging = judging.model_copy(update={"padding": "always"})  # the files know no packed views
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as scratch, new_folder(output) as made:
         [judged] = execute(judging, Path(scratch) / "run", first=0).values()
         found = _compared(judged, made, split, int8, max_loss, progress)
@@ -114,20 +117,6 @@ def export_student(
         write_json(folder.results, results)
         write_report(recipe, folder, results)
     return found
-
-
-def _check(recipe: Recipe, split: str) -> None:
-    """Raises UserError for a task that no exported file answers, or a split that is not there."""
-    [task] = recipe.tasks_by_name.values()
-    if TASKS[task.type].heads[0] == MASKED_LM:
-        raise UserError(
-            "export is for models that answer: labels, words, questions, numbers. A masked-LM is "
-            "fine-tuned on a task first."
-        )
-    [source] = open_sources(recipe).values()
-    if split not in source.splits:
-        known = ", ".join(sorted(source.splits))
-        raise UserError(f"--split {split}: the data have {known}. Name one of them.")
 
 
 def _compared(
