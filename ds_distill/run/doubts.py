@@ -101,8 +101,10 @@ def _entries(run: Run) -> list[dict[str, Any]]:
 
 def _score_of(run: Run, reference: ModelReference) -> dict[str, Any]:
     """What is known of a teacher as it is now; empty where nothing is."""
-    about = {"teacher": reference.name, "model": _files_of(run, reference)}
-    return next((entry for entry in _entries(run) if entry.items() >= about.items()), {})
+    for entry in _entries(run):
+        if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
+            return entry
+    return {}
 
 
 def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
