@@ -1,8 +1,8 @@
-"""Passes of frozen encoders without their modules: the same operations on the same weights, in one
-loop. As modules a layer of BERT's kind takes 16 calls, and 3 times the time of the host.
+"""Passes of encoders without their modules: the same operations on the same weights, in one loop.
+As modules a layer of BERT's kind takes 16 calls, and 3 times the time of the host.
 
-Layers of another kind, passes with gradients, and weights that ZeRO stage 3 shards, which are
-gathered by module, stay transformers'.
+Layers of another kind, activations that are computed again in the backward pass, and weights that
+ZeRO stage 3 shards, which are gathered by module, stay transformers'.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from ds_distill.models.capture import Captured, own_attention
+from ds_distill.models.load import seeded
 from ds_distill.reads import Reads
 
 Part = Callable[..., torch.Tensor]
@@ -42,30 +43,56 @@ def _linear(module: Any) -> Part:
     return partial(F.linear, weight=module.weight, bias=module.bias)
 
 
-def _normed_sum(module: Any) -> Part:
-    dense, norm = _linear(module.dense), module.LayerNorm
+def _normed_sum(dense: Any, norm: Any, dropout: Any = None) -> Part:
+    projected = _linear(dense)
     scale, shift, shape, eps = norm.weight, norm.bias, norm.normalized_shape, norm.eps
-    return lambda states, added: F.layer_norm(dense(states) + added, shape, scale, shift, eps)
+
+    def part(states: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        states = projected(states)
+        if dropout is not None and (rate := _rate(dropout)):
+            states = F.dropout(states, rate)
+        return F.layer_norm(states + added, shape, scale, shift, eps)
+
+    return part
+
+
+def _rate(dropout: Any) -> float:
+    return float(dropout.p) if dropout.training else 0.0
 
 
 def _layer(module: Any, ending: str) -> FlatLayer:
-    attention = module.attention.self
+    if hasattr(module, "ffn"):
+        return _layer_of_distilbert(module)
+    attention, attended, output = module.attention.self, module.attention.output, module.output
     widen, act = _linear(module.intermediate.dense), module.intermediate.intermediate_act_fn
-    narrow = _normed_sum(module.output)
+    narrow = _normed_sum(output.dense, output.LayerNorm, output.dropout)
     return FlatLayer(
         attention,
         projections=tuple(  # type: ignore[arg-type]
             _linear(getattr(attention, name + ending)) for name in ("query", "key", "value")
         ),
-        attended=_normed_sum(module.attention.output),
+        attended=_normed_sum(attended.dense, attended.LayerNorm, attended.dropout),
         output=lambda states: narrow(act(widen(states)), states),
     )
 
 
-def runs_flat(encoder: nn.Module) -> bool:
-    """Whether a pass needs none of an encoder's modules: no gradient, no dropout, no gather."""
-    whole = not hasattr(next(encoder.parameters()), "ds_id")
-    return whole and not encoder.training and not torch.is_grad_enabled()
+def _layer_of_distilbert(module: Any) -> FlatLayer:
+    attention, wide = module.attention, module.ffn
+    widen, act = _linear(wide.lin1), wide.activation
+    narrow = _normed_sum(wide.lin2, module.output_layer_norm, wide.dropout)
+    return FlatLayer(
+        attention,
+        projections=(_linear(attention.q_lin), _linear(attention.k_lin), _linear(attention.v_lin)),
+        attended=_normed_sum(attention.out_lin, module.sa_layer_norm),
+        output=lambda states: narrow(act(widen(states)), states),
+    )
+
+
+def runs_flat(encoder: Any) -> bool:
+    """Whether a pass needs none of an encoder's modules: nothing is gathered, and no activations
+    are computed again."""
+    again = encoder.training and getattr(encoder.layer[0], "gradient_checkpointing", False)
+    return not again and not hasattr(next(encoder.parameters()), "ds_id")
 
 
 _KEPT = "_flat_layers"
@@ -97,7 +124,7 @@ def flat_layers(encoder: Any, ending: str = "") -> list[FlatLayer]:
 def layers_to_run_flat(model: PreTrainedModel) -> list[FlatLayer]:
     """The layers of a model of BERT's kind for a pass that calls none of them; none where it must.
     The first time it looks at a few tokens whether both ways say the same."""
-    encoder: Any = getattr(model.base_model, "encoder", None)
+    encoder = _encoder(model)
     if encoder is None or not runs_flat(encoder):
         return []
     known = "" in _kept(encoder) or model.device.type == "meta"  # a plan's has no numbers
@@ -105,6 +132,13 @@ def layers_to_run_flat(model: PreTrainedModel) -> list[FlatLayer]:
     if layers and not known and _differs(model, encoder, layers):
         layers = _kept(encoder)[""] = []
     return layers
+
+
+def _encoder(model: PreTrainedModel) -> Any:
+    """What holds a model's layers, `layer`; None where it has another form."""
+    body = model.base_model
+    found = getattr(body, "encoder", None) or getattr(body, "transformer", None)
+    return found if hasattr(found, "layer") else None
 
 
 @contextmanager
@@ -116,7 +150,7 @@ def flat(model: PreTrainedModel, layers: list[FlatLayer], captured: Captured) ->
     if not layers:
         yield
         return
-    encoder: Any = model.base_model.encoder
+    encoder = _encoder(model)
     encoder.forward = partial(_states, layers, captured)
     try:
         yield
@@ -128,9 +162,12 @@ def _differs(model: PreTrainedModel, encoder: Any, layers: list[FlatLayer]) -> b
     width = model.config.hidden_size
     tokens = torch.linspace(-2, 2, 8 * width, device=model.device).sin()
     tokens = tokens.to(model.dtype).view(1, 8, width)
-    expected = encoder(tokens).last_hidden_state
     nothing = Captured(Reads(), len(layers), own_attention(model.config))
-    found = _states(layers, nothing, tokens).last_hidden_state
+    with torch.no_grad():
+        with seeded(0):  # dropout draws
+            expected = encoder(tokens).last_hidden_state
+        with seeded(0):
+            found = _states(layers, nothing, tokens).last_hidden_state
     same = float((found - expected).abs().max()) <= float(expected.abs().max()) * (
         1e-5 if expected.dtype == torch.float32 else 1e-2
     )
@@ -140,7 +177,7 @@ def _differs(model: PreTrainedModel, encoder: Any, layers: list[FlatLayer]) -> b
 def _states(
     layers: list[FlatLayer],
     captured: Captured,
-    hidden: torch.Tensor,
+    hidden_states: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
     encoder_hidden_states: None = None,
@@ -150,6 +187,7 @@ def _states(
     **options: Any,
 ) -> Output:
     """What the forward of an encoder gives: of states [B, S, H]."""
+    hidden = hidden_states
     captured.keep(0, hidden)
     for layer in layers:
         number = captured.enter()
@@ -176,6 +214,6 @@ def _context(
     if number in captured.attended:
         parts = {"queries": queries, "keys": keys, "values": values}
         captured.take(parts, module.scaling)
-    attend = captured.attend_of(module)
+    attend, options["dropout"] = captured.attend_of(module), _rate(module.dropout)
     context, _ = attend(module, queries, keys, values, mask, scaling=module.scaling, **options)
     return context.flatten(2)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import copy
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,10 +24,11 @@ from transformers import (
 )
 from unit.test_packed import FAMILIES, HEADS, models
 
+from ds_distill.models import encoder, packed_deberta
 from ds_distill.models.attention import SEEN_FAMILIES, unseen_attention
 from ds_distill.models.capture import CAPTURED, capturing
 from ds_distill.models.encoder import read_signals, read_weights
-from ds_distill.models.load import checkpoint_activations, set_dropout
+from ds_distill.models.load import checkpoint_activations, layers_of, set_dropout
 from ds_distill.models.packed import ATTENTION, parts_called
 from ds_distill.reads import Reads
 from ds_distill.views import PackedView, View
@@ -162,7 +165,7 @@ def test_a_saved_student_does_not_name_the_capture(tmp_path: Path) -> None:
     assert CAPTURED not in (tmp_path / "config.json").read_text(encoding="utf-8")
 
 
-FLAT = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+FLAT = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 """Families whose padded and packed passes are flat; of DeBERTa packed ones are."""
 FLAT_CASES = [(name, packed) for name in FLAT for packed in (False, True)]
 FLAT_CASES += [(name, True) for name in FAMILIES if "deberta" in name]
@@ -179,12 +182,21 @@ def modules_called(model: PreTrainedModel, view: View, reads: Reads) -> tuple[An
     called: list[int] = []
     hooks = [
         part.register_forward_hook(lambda *_: called.append(1))
-        for part in parts_called(model.config, model.base_model.encoder.layer)
+        for part in parts_called(model.config, layers_of(model))
     ]
     signals = read_signals(model, view, reads)
     for hook in hooks:
         hook.remove()
     return signals, len(called)
+
+
+@contextmanager
+def by_modules() -> Iterator[None]:
+    with (
+        patch.object(encoder, "layers_to_run_flat", lambda _: []),
+        patch.object(packed_deberta, "runs_flat", lambda _: False),
+    ):
+        yield
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -196,20 +208,49 @@ def test_a_flat_pass_gives_the_numbers_of_the_modules(
     model, view = made(family, packed, rows)
     layers = () if "deberta" in family else (1, -1)
     reads = Reads((0, 1, -1), queries=layers, keys=layers, values=layers)
-    own, count = modules_called(model, view, reads)  # with gradients
-    assert count >= LAYERS
     with torch.no_grad():
+        with by_modules():
+            own, count = modules_called(model, view, reads)
+        assert count >= LAYERS
         read_signals(model, view)  # the first pass looks whether it can run flat
         found, count = modules_called(model, view, reads)
     assert count == 0
     assert found.hidden.keys() == own.hidden.keys() == {0, 1, -1}
     for layer, state in own.hidden.items():
         assert torch.equal(found.hidden[layer], state)
-    torch.testing.assert_close(found.logits, own.logits, rtol=1e-6, atol=1e-6)  # head as `own`'s
+    assert torch.equal(found.logits, own.logits)
     for layer in layers:
         for name in ("queries", "keys", "values"):
             ours, theirs = (getattr(of.attention[layer], name) for of in (found, own))
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FLAT)
+def test_a_student_trains_flat_by_the_same_numbers(family: str, attention: str) -> None:
+    """With dropout, which draws the same: losses, gradients and what is drawn next, to the bit."""
+    view = padded_view([7, 12, 5])
+    model = built(family, AutoModelForSequenceClassification, attention).train()
+    set_dropout(model, 0.2)
+    reads = Reads((1, -1), queries={1}, keys={1})
+    modules_called(model, view, reads)
+
+    def step() -> tuple[int, list[torch.Tensor]]:
+        model.zero_grad()
+        torch.manual_seed(0)
+        signals, count = modules_called(model, view, reads)
+        of = signals.attention[1]
+        loss = signals.logits.sum() + sum(state.sin().sum() for state in signals.hidden.values())
+        (loss + (of.queries * of.keys).sum()).backward()
+        grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        return count, [loss.detach(), *grads, torch.rand(3)]
+
+    with by_modules():
+        count, own = step()
+    assert count == LAYERS
+    count, found = step()
+    assert count == 0 and len(found) == len(own) > 16 * LAYERS
+    assert all(map(torch.equal, found, own))
 
 
 def shifted(layer: Any) -> None:
@@ -217,8 +258,8 @@ def shifted(layer: Any) -> None:
     layer.forward = lambda *inputs, **options: own(*inputs, **options) + 1
 
 
-def is_trained(model: PreTrainedModel) -> None:
-    model.base_model.train()
+def computes_again(model: PreTrainedModel) -> None:
+    checkpoint_activations(model.train())
 
 
 def is_sharded(model: PreTrainedModel) -> None:
@@ -229,7 +270,7 @@ def computes_more(model: PreTrainedModel) -> None:
     shifted(model.base_model.encoder.layer[1])
 
 
-@pytest.mark.parametrize("change", [is_trained, is_sharded, computes_more])
+@pytest.mark.parametrize("change", [computes_again, is_sharded, computes_more])
 def test_layers_are_called_where_they_must(change: Callable[[PreTrainedModel], None]) -> None:
     model, view = made("bert", packed=False)
     change(model)
@@ -248,7 +289,8 @@ def test_a_flat_pass_follows_its_weights(family: str) -> None:
         model.base_model.encoder.layer[0].output.dense.weight.mul_(2)
         model.double()
         after = read_signals(model, view).logits
-    own = read_signals(model, view).logits  # with gradients: modules
+        with by_modules():
+            own = read_signals(model, view).logits
     assert after.dtype == torch.float64 and not torch.allclose(before.double(), after)
     torch.testing.assert_close(after, own)
 
