@@ -101,7 +101,8 @@ def test_a_resume_after_attention_has_switched_is_bit_identical(
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
 def test_activations_computed_again_change_no_loss(world: World, config: str) -> None:
-    """A layer of the student runs twice in each step then."""
+    """A layer of the student is called twice in each step then; else only by the first pass, which
+    looks whether it needs the layers, and at stage 3."""
     found, times = [], []
     for checkpointing in (False, True):
         engine = engine_with(world, ALL, config, checkpointing=checkpointing)
@@ -115,7 +116,7 @@ def test_activations_computed_again_change_no_loss(world: World, config: str) ->
     plain, again = found
     for one, other in zip(plain, again, strict=True):
         assert other == pytest.approx(one, rel=1e-5)
-    assert plain[-1]["loss"] < plain[0]["loss"] and times == [4, 8]
+    assert plain[-1]["loss"] < plain[0]["loss"] and times == [4 if "zero3" in config else 1, 8]
 
 
 def test_bf16_gives_the_losses_of_fp32(world: World) -> None:
