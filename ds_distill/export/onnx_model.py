@@ -70,11 +70,7 @@ def quantised(program: Any) -> Any:
     without VNNI add pairs of products in 16 bits, which overflow, and a model that was right on one
     machine would be wrong on another.
     """
-    from transformers.exporters import (
-        ExportFormat,
-        OnnxRuntimeDynamicConfig,
-        OnnxRuntimeQuantizer,
-    )
+    from transformers.exporters import ExportFormat, OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
 
     config = OnnxRuntimeDynamicConfig(per_channel=True, reduce_range=True)
     with _quiet():

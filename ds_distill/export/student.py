@@ -120,12 +120,7 @@ def export_student(
 
 
 def _compared(
-    run: Run,
-    folder: Path,
-    split: str,
-    int8: bool,
-    max_loss: float,
-    progress: Callable[[str], None],
+    run: Run, folder: Path, split: str, int8: bool, max_loss: float, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the files, and judge them on a split."""
     reference = run.reference(CHECKPOINT, 0)

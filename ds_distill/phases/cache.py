@@ -21,13 +21,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.caching.build import WAIT_SECONDS, claims, write_blocks
 from ds_distill.caching.cached_signals import cache_folder, fingerprint
 from ds_distill.caching.codecs import codec_json
-from ds_distill.caching.fidelity import (
-    MUCH,
-    Fidelity,
-    Repeated,
-    fidelity,
-    repeat_inference,
-)
+from ds_distill.caching.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
 from ds_distill.caching.missing import ATTENTION, Missing, added_by, missing_from
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.schedule import PADDED_BATCH
@@ -165,10 +159,7 @@ def _all_see(content: Any, world: World) -> bool:
 
 
 def _teachers(
-    phase: Cache,
-    run: Run,
-    before: Teachers,
-    references: list[ModelReference],
+    phase: Cache, run: Run, before: Teachers, references: list[ModelReference]
 ) -> Teachers:
     """Fingerprint and schema of each teacher.
 

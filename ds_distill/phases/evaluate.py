@@ -239,11 +239,7 @@ def _mark(
 
 
 def _log(
-    run: Run,
-    phase: str,
-    split: str,
-    models: dict[str, dict[str, Any]],
-    baseline: dict[str, Any],
+    run: Run, phase: str, split: str, models: dict[str, dict[str, Any]], baseline: dict[str, Any]
 ) -> None:
     """An event and a line for each model, and a line for the baseline."""
     metric = run.kind.metric

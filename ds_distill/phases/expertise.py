@@ -218,42 +218,24 @@ def _fitting_signals(
 ) -> tuple[Examples, dict[str, Signals]]:
     """The examples that may be fitted on, and the teachers' signals on them: from a cache, else by
     running the teachers."""
-    examples, signals = _signals(phase, number, run, reader)
-    check_signals(phase.split, examples, signals)
+    examples, names = run.data.examples(phase.split), run.teachers(number)
+    if reader is None:
+        references = [run.reference(teacher, number) for teacher in names]
+        layers = (STATES,) if phase.states else ()
+        _, signals = predict_split(run, references, phase.split, layers)
+    else:
+        signals = {name: _cached(phase, name, examples, reader) for name in names}
     part = fitting_part(examples.strata, examples.groups, phase.split, run.recipe.seed)
     return examples.at(part), at(signals, torch.from_numpy(examples.rows_of(part)))
 
 
-def _signals(
-    phase: Expertise, number: int, run: Run, reader: CacheReader | None
-) -> tuple[Examples, dict[str, Signals]]:
-    if reader is None:
-        references = [run.reference(teacher, number) for teacher in run.teachers(number)]
-        layers = (STATES,) if phase.states else ()
-        return predict_split(run, references, phase.split, layers)
-    examples = run.data.examples(phase.split)
-    indices = reader.indices(examples.keys)
-    signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
-    for teacher, of in signals.items():
-        if of.reported is not None and not of.reported.all():
-            lacks = len(examples.of_rows[~of.reported].unique())
-            raise UserError(
-                f"teachers.{teacher}.predictions: says nothing of {lacks:,} of the "
-                f"{len(examples):,} examples of split {phase.split!r}, on which policies are "
-                "compared. Add them to the file, or take the teacher out."
-            )
-        signals[teacher] = replace(of, reported=None)
-    if not phase.states:
-        signals = {name: replace(of, hidden={}) for name, of in signals.items()}
-    return examples, signals
-
-
-def check_signals(split: str, examples: Examples, signals: dict[str, Signals]) -> None:
-    for teacher, outputs in signals.items():
-        bad = examples.of_rows[torch.isnan(outputs.logits).any(dim=1)].unique()
-        if len(bad):
-            raise UserError(
-                f"teachers.{teacher}: {len(bad)} of {len(examples)} examples of split {split!r} "
-                f"have a NaN logit, e.g. row {int(bad[0])}. Its training diverged: train it again "
-                "with a lower learning_rate."
-            )
+def _cached(phase: Expertise, teacher: str, examples: Examples, reader: CacheReader) -> Signals:
+    found = reader.read(teacher, reader.indices(examples.keys))
+    if found.reported is not None and not found.reported.all():
+        lacks = len(examples.of_rows[~found.reported].unique())
+        raise UserError(
+            f"teachers.{teacher}.predictions: says nothing of {lacks:,} of the {len(examples):,} "
+            f"examples of split {phase.split!r}, on which policies are compared. Add them to the "
+            "file, or take the teacher out."
+        )
+    return replace(found, reported=None, hidden=found.hidden if phase.states else {})

@@ -22,7 +22,6 @@ from rich.progress import (
 )
 from rich.segment import Segment
 
-from ds_distill.errors import UserError
 from ds_distill.files import check_guards, read_text, write_text
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe.schema import Recipe
@@ -196,12 +195,8 @@ class RunLog:
 def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a metrics.jsonl, each with its event, without those that are none: a kill cuts
     one off."""
-    try:
-        text = read_text(file, "replace")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}. Remove it.") from error
     # Not `splitlines`: JSON leaves Unicode's line separators in a text as they are.
-    for line in text.split("\n"):
+    for line in read_text(file, "replace").split("\n"):
         with suppress(ValueError):
             event = json.loads(line)
             yield line, event

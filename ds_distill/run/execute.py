@@ -143,11 +143,7 @@ def _attempt(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _prepared(
-    recipe: Recipe,
-    folder: RunFolder,
-    world: World,
-    attempt: dict[str, Any] | None,
-    resume: Resume,
+    recipe: Recipe, folder: RunFolder, world: World, attempt: dict[str, Any] | None, resume: Resume
 ) -> Iterator[None]:
     """Inside this block the run has its folder, and no other run has."""
     if not world.is_main:

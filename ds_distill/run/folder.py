@@ -42,10 +42,7 @@ PROFILE = ".profile"
 SWEEP = "sweep.json"
 """Of a folder that holds a sweep: the recipe of each run, which are in its folder runs/."""
 
-BEFORE_A_RUN = {
-    *(".recipe.yaml.tmp", lease.NAME, failures.FOLDER, PROFILE),
-    *(LAUNCHED, STOP),
-}
+BEFORE_A_RUN = {*(".recipe.yaml.tmp", lease.NAME, failures.FOLDER, PROFILE), *(LAUNCHED, STOP)}
 """What a start may leave in a folder that holds no run yet: a launch's order to its ranks, and what
 a kill leaves, or a rank's failure."""
 
@@ -304,16 +301,6 @@ class RunFolder:
         says: a kill before it leaves the weights that the last one names."""
         with new_folder(self._kept(number, training, epoch) / output) as folder:
             yield folder
-
-    def check_kept(self, number: int, training: str, epoch: int) -> None:
-        """Raises UserError where the models of the best epoch by a checkpoint are not there."""
-        kept = self._kept(number, training, epoch)
-        if not kept.is_dir():
-            raise UserError(
-                f"--resume: {kept} is not there, where the checkpoint of {training} has its best "
-                f"weights so far, those of epoch {epoch + 1}. Remove "
-                f"{self.checkpoints(number, training)}: the training then begins again."
-            )
 
     def forget_models(self, number: int, training: str, but: Collection[int]) -> None:
         """Remove the models of all epochs but those that checkpoints name. Main process."""

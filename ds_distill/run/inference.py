@@ -30,10 +30,7 @@ from ds_distill.types import Batch, Signals
 
 
 def predict_split(
-    run: Run,
-    references: list[ModelReference],
-    split: str,
-    layers: Sequence[int],
+    run: Run, references: list[ModelReference], split: str, layers: Sequence[int]
 ) -> tuple[Examples, dict[str, Signals]]:
     """Signals of teachers for a whole split, in the dtype of the recipe's DeepSpeed config: logits
     float32 [N, C], of partial teachers [N, K], and the states of `layers`. Raises UserError where
@@ -50,12 +47,7 @@ def predict_split(
 
 
 def predictions_of(
-    run: Run,
-    references: list[ModelReference],
-    split: str,
-    batch_size: int,
-    *,
-    finite: bool = True,
+    run: Run, references: list[ModelReference], split: str, batch_size: int, *, finite: bool = True
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Predictions of the task's models in fp32 on a whole split, as its kind makes them, and how
     many parameters each model has. Raises UserError where outputs are not finite, and `finite` says

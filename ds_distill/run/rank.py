@@ -20,13 +20,7 @@ from torch.distributed import DistBackendError, DistError
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
-from ds_distill.process.failures import (
-    Failure,
-    Kind,
-    clear_failures,
-    first_failure,
-    record_failure,
-)
+from ds_distill.process.failures import Failure, Kind, clear_failures, first_failure, record_failure
 from ds_distill.process.identity import STOP, get_rank, get_world_size, is_launched, is_rank
 from ds_distill.process.lease import Locked, release_all
 from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost

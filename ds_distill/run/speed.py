@@ -130,11 +130,7 @@ class Timed(Protocol):
 
 
 def measure(
-    models: Mapping[str, Timed],
-    batch: int,
-    length: int,
-    device: torch.device,
-    seconds_each: float,
+    models: Mapping[str, Timed], batch: int, length: int, device: torch.device, seconds_each: float
 ) -> dict[str, Case]:
     """Times of batches of random tokens, by model; seconds_each: for a model, about."""
     inputs = {}

@@ -93,8 +93,6 @@ class _Training:
         )
         saved = self._checkpoints.load(self.engine, Progress)
         self.progress = saved or Progress()
-        if (best := self.progress.best_epoch) is not None and settings.keep != "last":
-            run.folder.check_kept(job.number, job.name, best)
         self._forget_models()
         self._say_where_it_begins()
         if run.observer is None:

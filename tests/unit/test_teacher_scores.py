@@ -123,6 +123,11 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> Non
         [text] = warn_of_teachers(run, *about)
         assert text.startswith(f"{called}: accuracy 25.0% on test")
         assert lines[-1] == f"WARNING: {text}" and events[-1] == text
+    told = {"task": "task", "teacher": "ann", "model": ["a.jsonl", None], "doubt": text}
+    run.folder = SimpleNamespace(read_teacher_scores=lambda: [told])
+    for file, again in (("a.jsonl", 0), ("b.jsonl", 1)):
+        one = SimpleNamespace(name="ann", trained=True, label_map=None, predictions=file)
+        assert len(warn_of_teachers(run, "evaluate", "test", [one], {"ann": None}, None)) == again
 
 
 MAJORITY = [0] * 90 + [1] * 10
