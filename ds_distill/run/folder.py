@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -294,6 +295,11 @@ class RunFolder:
     def read_record(self, number: int, name: str) -> dict[str, Any] | None:
         path = self.record(number, name)
         return read_record(path) if path.is_file() else None
+
+    def records(self, recipe: Recipe) -> list[dict[str, Any]]:
+        """Of the phases that are done, in order."""
+        found = (self.read_record(number, name) for number, name in enumerate(recipe.phase_names()))
+        return [record for record in takewhile(bool, found) if record is not None]
 
     @contextmanager
     def new_model(self, number: int, training: str, epoch: int, output: str) -> Iterator[Path]:

@@ -14,7 +14,6 @@ from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.lineage import shippable
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
-from ds_distill.records import read_record
 from ds_distill.reporting.model_card import how_to_load, model_card
 from ds_distill.reporting.report import curves, report
 from ds_distill.reporting.result_tables import verdict
@@ -26,9 +25,7 @@ from ds_distill.run.speed import quick_speed
 
 def publish(recipe: Recipe, folder: RunFolder, device: torch.device, log: RunLog) -> None:
     """Write student/, results.json and report.html. Main process only; device: its own."""
-    records = [
-        read_record(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
-    ]
+    records = folder.records(recipe)
     chosen = choose_student(recipe, records)
     results = _results(recipe, folder, records)
     results["student"] = chosen[1] if chosen else None
@@ -90,11 +87,7 @@ def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> 
 def report_stopped(recipe: Recipe, folder: RunFolder, why: str) -> None:
     """Write the report of a run that has not finished: where it stopped, and what its phases found
     until then."""
-    names, records = recipe.phase_names(), list[Any]()
-    for number, name in enumerate(names):
-        if (record := folder.read_record(number, name)) is None:
-            break
-        records.append(record)
+    names, records = recipe.phase_names(), folder.records(recipe)
     where = f"in phase {names[len(records)]}" if len(records) < len(names) else "at its end"
     results = _results(recipe, folder, records)
     results["verdict"] = (
