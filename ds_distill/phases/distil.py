@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from ds_distill.caching.cached_signals import cached_signals
 from ds_distill.engine.placement import sharded_loading
@@ -46,13 +45,10 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         compared = read_object(run.comparison, "Name another --folder.")
         routing = routing_of_candidate(compared["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
-    router = router_of(
-        routing,
-        len(teachers),
-        temperature=phase.temperature,
-        seed=run.recipe.seed,
-        fitted=run.fitted,
-    )
+    router = None  # a lone teacher's signals are the target as they are
+    if len(teachers) > 1 or not routing.keeps_lone_teacher:
+        fitted = run.fitted if routing.needs.expertise else None
+        router = Router(routing, temperature=phase.temperature, seed=run.recipe.seed, fitted=fitted)
     if router is not None and router.layers and not run.task.of_words:
         configs = (load_config(teacher.model, teacher.revision) for teacher in teachers)
         if any(map(pools_all_tokens, configs)):
@@ -96,22 +92,4 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
             examples, tables, references, cached, packed, every_token=bundle.every_token
         ),
         validation=validation_of(run, {"student": start}),
-    )
-
-
-def router_of(
-    routing: Routing, teachers: int, *, temperature: float, seed: int, fitted: Path
-) -> Router | None:
-    """What makes one target of the teachers; None where a lone teacher's signals are the target as
-    they are: over a vocabulary, without logits.
-
-    fitted: the file of what the expertise phase fitted, for the policies that need it.
-    """
-    if teachers == 1 and routing.keeps_lone_teacher:
-        return None
-    return Router(
-        routing,
-        temperature=temperature,
-        seed=seed,
-        fitted=fitted if routing.needs.expertise else None,
     )

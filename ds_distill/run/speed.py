@@ -143,14 +143,12 @@ def measure(
         for _ in range(_WARM_UP):
             peaks[name] = _peak(model, inputs[name], device)
     ends = time.perf_counter() + seconds_each * len(models)
-    while _goes_on(min(map(len, seconds.values())), ends):
+    while (done := min(map(len, seconds.values()))) < _FEWEST or (
+        done < _MOST and time.perf_counter() < ends
+    ):
         for name, model in models.items():
             seconds[name].append(_seconds(model, inputs[name], device))
     return {name: Case(batch, length, seconds[name], peaks[name]) for name in models}
-
-
-def _goes_on(repeats: int, ends: float) -> bool:
-    return repeats < _FEWEST or (repeats < _MOST and time.perf_counter() < ends)
 
 
 def _seconds(model: Timed, inputs: dict[str, Any], device: torch.device) -> float:

@@ -130,8 +130,8 @@ def test_a_student_judged_on_other_tasks_has_their_figures() -> None:
     """As one of all types of entities, which is judged by type. Its data are those of all parts."""
     splits = {"train": [{"path": "data:genes"}, {"path": "data:drugs"}]}
     tasks = {
-        "all": {"data": {"path": "data:genes", "splits": splits}, "max_length": 48},
         "drugs": {"data": {"path": "data:drugs"}, "max_length": 48},
+        "all": {"data": {"path": "data:genes", "splits": splits}, "max_length": 48},
     }
     distil = {"distil": {"task": "all", "losses": {"kl": {}}}}
     recipe = make_recipe(
