@@ -185,7 +185,7 @@ def push(
     hub.check_name(repo)
     uploads = hub.uploads_of(run)
     for one in uploads:
-        say(f"{one.size / 1e6:10.3f} MB  {one.name}")
+        say(f"{one.upload_info.size / 1e6:10.3f} MB  {one.path_in_repo}")
     if dry_run:
         say(f"Nothing was pushed. Without --dry-run these go to {repo}.")
         return

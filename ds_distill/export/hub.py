@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +21,7 @@ _OF_EXAMPLES = "texts"
 """In records of results.json: real texts, which may be private."""
 
 
-@dataclass(frozen=True)
-class Upload:
-    """A file of the repository."""
-
-    name: str
-    content: Path | bytes
-
-    @property
-    def size(self) -> int:
-        content = self.content
-        return len(content) if isinstance(content, bytes) else content.stat().st_size
-
-
-def uploads_of(folder: Path) -> list[Upload]:
+def uploads_of(folder: Path) -> list[CommitOperationAdd]:
     """What of a finished run goes to the hub: the student's folder as it is, with exported files,
     and results.json without texts of examples. The report stays: it may show some.
 
@@ -50,12 +35,12 @@ def uploads_of(folder: Path) -> list[Upload]:
     assert student is not None
     files = sorted(path for path in student.rglob("*") if path.is_file())
     found = [
-        Upload(str(path.relative_to(student)), path)
+        CommitOperationAdd(str(path.relative_to(student)), path)
         for path in files
         if path.name not in _LEFT_OUT and path.name[0] != "."
     ]
     results = json.dumps(_without_texts(read_json(run.results)), indent=2, ensure_ascii=False)
-    return [*found, Upload("results.json", results.encode())]
+    return [*found, CommitOperationAdd("results.json", results.encode())]
 
 
 def _without_texts(value: Any) -> Any:
@@ -84,7 +69,7 @@ def check_access(repo: str) -> None:
     _asked(lambda: HfApi().whoami())
 
 
-def push(uploads: list[Upload], repo: str, *, public: bool, message: str) -> str:
+def push(uploads: list[CommitOperationAdd], repo: str, *, public: bool, message: str) -> str:
     """One commit with all files; returns the repository's address. Where it is not there it is
     made, private unless `public`; one that is there keeps its visibility.
 
@@ -93,14 +78,8 @@ def push(uploads: list[Upload], repo: str, *, public: bool, message: str) -> str
     check_access(repo)
     api = HfApi()
     url = _asked(lambda: api.create_repo(repo, private=not public, exist_ok=True))
-    adds = [CommitOperationAdd(one.name, _content(one)) for one in uploads]
-    _asked(lambda: api.create_commit(url.repo_id, adds, commit_message=message))
+    _asked(lambda: api.create_commit(url.repo_id, uploads, commit_message=message))
     return str(url)
-
-
-def _content(upload: Upload) -> str | BytesIO:
-    content = upload.content
-    return BytesIO(content) if isinstance(content, bytes) else str(content)
 
 
 def _asked(ask: Callable[[], Any]) -> Any:
