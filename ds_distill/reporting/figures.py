@@ -57,13 +57,8 @@ def new_figure(path: Path, size: tuple[float, float], panels: int = 1) -> Iterat
     figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
     try:
         yield [*axes[0]]
-        with matplotlib.rc_context({"svg.hashsalt": "ds_distill"}):  # else ids are random
-            save_figure(figure, path, kind)
+        salt = {"svg.hashsalt": "ds_distill"}  # else ids are random
+        with matplotlib.rc_context(salt), new_file(path) as aside:
+            figure.savefig(aside, format=kind, metadata=_NO_DATE[kind])
     finally:
         pyplot.close(figure)
-
-
-def save_figure(figure: Any, path: Path, kind: str) -> None:
-    """Write a matplotlib figure. kind: svg, png or pdf."""
-    with new_file(path) as aside:
-        figure.savefig(aside, format=kind, metadata=_NO_DATE[kind])
