@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Mistake(NamedTuple):
@@ -94,9 +94,9 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def short(value: object) -> str:
-    """A value in a message: some are as long as a vocabulary."""
-    text = repr(value)
+def short(value: object, form: Callable[[Any], str] = repr) -> str:
+    """A value in a message, as `form` writes it: some are as long as a vocabulary."""
+    text = form(value)
     return text if len(text) <= 100 else f"{text[:96]} ..."
 
 

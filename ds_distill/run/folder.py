@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, short
 from ds_distill.files import (
     new_folder,
     publish_folder,
@@ -391,19 +391,14 @@ def student_folder(folder: str | Path) -> Path | None:
     if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
         return None
     if not (path / "student").is_dir():
-        raise UserError(f"{folder}: {_why_no_student(path)}")
+        why = why_no_models(path) or "this run has ended without a student. Name a model's folder."
+        if not RunFolder(path).results.is_file():
+            why = (
+                "this run has no student yet. Finish it (ds-distill run ... --resume), or name a "
+                "model's folder."
+            )
+        raise UserError(f"{folder}: {why}")
     return path / "student"
-
-
-def _why_no_student(run: Path) -> str:
-    if not RunFolder(run).results.is_file():
-        return (
-            "this run has no student yet. Finish it (ds-distill run ... --resume), or name a "
-            "model's folder."
-        )
-    if (why := why_no_models(run)) is not None:
-        return why
-    return "this run has ended without a student. Name a model's folder."
 
 
 def why_no_models(run: Path) -> str | None:
@@ -432,7 +427,8 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.key)} (was {_as_written(self.was)}, now {_as_written(self.now)})"
+        was, now = (short(value, one_line) for value in (self.was, self.now))
+        return f"{'.'.join(self.key)} (was {was}, now {now})"
 
     def to_json(self) -> dict[str, Any]:
         return {"key": ".".join(self.key), "was": self.was, "now": self.now}
@@ -453,11 +449,6 @@ class Change:
             case (name, *_):
                 pass
         return section.may_change(name)
-
-
-def _as_written(value: Any) -> str:
-    line = one_line(value)
-    return line if len(line) <= 100 else f"{line[:96]} ..."
 
 
 def _names(phases: list[dict[str, Any]]) -> list[str]:
