@@ -4,6 +4,7 @@
 # make test-slow    the series that take minutes each
 # make lint types   what CI checks beside the tests
 # make same BASE=C  whether commit C and HEAD give the same numbers, bit for bit
+# make release      a wheel and an archive in dist/, tried in an empty environment
 # make gpu TEXTS=F  on a GPU: kernels right and fast, 24-layer teachers, a distillation step
 #
 # Nothing is installed twice: a stamp in .venv is older or newer than pyproject.toml and
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: quickstart test test-ci test-slow same gpu lint types clean
+.PHONY: quickstart test test-ci test-slow same gpu release lint types clean
 .DELETE_ON_ERROR:
 
 # An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
@@ -57,6 +58,12 @@ gpu: $(DEV_STAMP)
 	@test -n "$(TEXTS)" || { echo "Give a file with one text a line: make gpu TEXTS=texts.txt.gz" >&2; exit 1; }
 	$(PIP) liger-kernel textbrewer
 	$(BIN)/python tools/gpu/run.py --texts "$(TEXTS)" --output "$(GPU_RESULTS)"
+
+release: $(DEV_STAMP)
+	@test -z "$$(git status --porcelain)" || { echo "Commit first: what is released is what is committed" >&2; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(PYTEST) tests/series/test_packaging.py
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
