@@ -25,6 +25,8 @@ TAGS = ["O", "B-gene", "I-gene", "B-disease", "I-disease"]
 LABELS = {"single-label": ["anger", "joy"], "multi-label": ["x", "y", "z"]}
 LABELS["token-classification"] = TAGS
 
+CONTEXT = "the cat saw a very old dog and some snow"
+
 HOSTILE = [
     *("\u200b", "\u00ad", "\ufe0f", "\u0007", "\u00a0", "\u2028", " ", "  ", "\t", "\ufffd"),
     *("e\u0301", "\u0301", "\u05d0\u05d1", "\u0627\u0644", "\ufdfa", "\U0001f468\u200d\U0001f469"),
@@ -74,6 +76,15 @@ def opened(kind: str, folder: Path, rows: list[dict[str, Any]], **more: Any) -> 
 
 def read(kind: str, folder: Path, rows: list[dict[str, Any]], **more: Any) -> datasets.Dataset:
     return opened(kind, folder, rows, **more).read("train")
+
+
+def texts_split(given: list[str], second: list[str] | None = None, **more: Any) -> datasets.Dataset:
+    """Texts without labels, as a source reads them; more: columns."""
+    keys = content_keys(given, second)
+    row: dict[str, Any] = {"text": given, "label": [-1] * len(given)}
+    row |= {"text_b": second} if second is not None else {}
+    row |= {"key_hi": keys[:, 0], "key_lo": keys[:, 1], **dict.fromkeys(MARKS, keys[:, 0])}
+    return datasets.Dataset.from_dict({**row, **more})
 
 
 def asked(

@@ -1,10 +1,14 @@
-"""Docstrings as a corpus: what is taken, what is left out, and which split it lands in."""
+"""Docstrings as a corpus: what is taken, what is left out, and which split it lands in. Some are in
+docstrings.yaml."""
 
 import importlib
 import re
+from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
+import yaml
 
 from ds_distill.data import docstrings
 from ds_distill.data.docstrings import (
@@ -18,6 +22,9 @@ from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel, Task
 
+TEXTS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("docstrings.yaml").read_text(encoding="utf-8")
+)
 MODULE = '''"""Module {number} of {package} says a {word} or two.
 
 Words that all packages say in just the same way.
@@ -80,39 +87,12 @@ def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
 # -------------------------------------------------------------------------------- paragraphs
 
 
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [
-        ("One two three four five six.", ["One two three four five six."]),
-        ("One two three\n  four   five six.\n \nToo short.", ["One two three four five six."]),
-        ("Some words before the code:\n\n>>> f(1, 2) # and a comment behind\n3", []),
-        (
-            "The code that follows is left out::\n\n    one two three four five six\n\n"
-            "    seven eight nine ten eleven twelve\n\nAnd here the prose goes on again.",
-            ["The code that follows is left out::", "And here the prose goes on again."],
-        ),
-        (
-            ".. code-block:: python\n\n    one = two + three + four # five six\n\n"
-            "And here the prose goes on again.",
-            ["And here the prose goes on again."],
-        ),
-        ("```\none two three four five six seven\n\na b c d e f g\n```", []),
-    ],
-)
+@pytest.mark.parametrize(("docstring", "expected"), TEXTS["paragraphs"])
 def test_paragraphs_are_prose(docstring, expected):
     assert list(paragraphs(docstring)) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
-        ("PyTorch and torch.nn, but no torchvision", "library and library.nn, but no torchvision"),
-        ("see scikit-learn's sklearn.svm", "see library's library.svm"),
-        ("use pd.concat or pd", "use library.concat or pd"),
-        ("TORCH_LOGS and TorchScript", "library_LOGS and libraryScript"),
-        ("nx.Graph of numpy and np.array", "nx.Graph of numpy and np.array"),
-    ],
-)
+@pytest.mark.parametrize(("text", "masked"), TEXTS["masked"].items())
 def test_names_of_the_listed_packages_are_masked(text, masked):
     assert name_mask(["torch", "sklearn", "pandas"])(text) == masked
 

@@ -1,4 +1,5 @@
-"""The forms in which files have labels: vectors of 0 and 1, numerals, -1, blanks."""
+"""The forms in which files have labels: vectors of 0 and 1, numerals, -1, blanks, and class ids
+whose column declares their names, in files and on the hub. Some are in label_forms.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from typing import Any
 import datasets
 import kinds
 import numpy as np
+import pyarrow.parquet
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
@@ -19,8 +24,18 @@ from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.init.recipe import DataOptions, guess
 from ds_distill.keys import content_keys
-from ds_distill.recipe.tasks import Data, MultiLabel, Regression, SingleLabel, TokenClassification
+from ds_distill.recipe.tasks import (
+    TASKS,
+    Data,
+    MultiLabel,
+    Regression,
+    SingleLabel,
+    TokenClassification,
+)
 
+FORMS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("label_forms.yaml").read_text(encoding="utf-8")
+)
 ENDINGS = ("jsonl", "csv", "tsv", "parquet")
 ABC = ["alpha", "beta", "gamma"]
 TEXTS = ["text 0", "text 1"]
@@ -42,29 +57,15 @@ def labels_of(source: Source, split: str = "train") -> list[Any]:
 
 # ------------------------------------------------------------------------------ vectors of 0 and 1
 
-SETS: dict[str, tuple[int, list[Any], list[list[int]]]] = {
-    # of how many labels, the lists, and which of the labels each says
-    "vectors": (3, [[0, 1, 0], [1, 1, 1], [0, 0, 0]], [[0, 1, 0], [1, 1, 1], [0, 0, 0]]),
-    "floats": (3, [[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]], [[0, 1, 0], [1, 1, 0]]),
-    "booleans": (3, [[False, True, False], [True, True, False]], [[0, 1, 0], [1, 1, 0]]),
-    "of two": (2, [[0, 1], [1, 0], [1, 1]], [[0, 1], [1, 0], [1, 1]]),
-    "of two, as all labels in every row": (2, [[0, 1], [0, 1]], [[0, 1], [0, 1]]),
-    "sets of ids": (3, [[0, 1], [2], []], [[1, 1, 0], [0, 0, 1], [0, 0, 0]]),
-    "sets of ids as floats": (3, [[0.0, 1.0], [2.0]], [[1, 1, 0], [0, 0, 1]]),
-    "sets of as many ids": (3, [[1, 0, 2]], [[1, 1, 1]]),
-    "sets of two": (2, [[0, 1], [1], []], [[1, 1], [0, 1], [0, 0]]),
-    "one id": (2, [[0], [1]], [[1, 0], [0, 1]]),
-}
-
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("case", SETS)
+@pytest.mark.parametrize("case", FORMS["sets"])
 def test_lists_of_0_and_1_for_each_label_are_vectors(
     case: str, ending: str, given: bool, tmp_path: Path
 ) -> None:
     """`[0, 1, 0]` was the set {0, 1}: 24, 24, 0 examples of labels that have 8, 8 and 15."""
-    count, lists, wanted = SETS[case]
+    count, lists, wanted = FORMS["sets"][case]
     write(tmp_path / f"train.{ending}", lists)
     source = opened(tmp_path, ABC[:count] if given else None, many=True)
     assert labels_of(source) == wanted
@@ -98,18 +99,7 @@ def test_vectors_of_declared_classes_have_their_order(kind: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(
-    ("lists", "message"),
-    [
-        ([["alpha"], ["beta", "beta"]], r"2: .* have 'beta' twice\. Name each once\.$"),
-        ([["alpha"], ["beta", " beta"]], r"2: .* have ' beta' twice"),
-        ([[0, 1], [2, 1, 2]], r"2: .* have 2 twice"),
-        ([[0, 1, 0], [0, 1]], r"1: .* have 0 twice.*each of the 3 labels.* \S+2 has something"),
-        ([[0, 1, 0, 1]], r"1: .* have 0 twice.*each of the 3 labels in every row"),
-        ([[0, 1, 2], [0, 0, 1]], r"2: .* have 0 twice"),
-        ([[0, 1, -1]], r"1: a label .* is -1\. Take it out"),
-    ],
-)
+@pytest.mark.parametrize(("lists", "message"), FORMS["twice"])
 def test_a_label_twice_is_refused_with_its_place(
     lists: list[Any], message: str, ending: str, tmp_path: Path
 ) -> None:
@@ -124,26 +114,14 @@ def test_a_label_twice_is_refused_with_its_place(
 
 # ------------------------------------------------------------------------ numerals, blanks, -1
 
-SPELLINGS: dict[str, tuple[list[Any], list[Any], list[str], list[int]]] = {
-    # train's labels, test's, the labels' names, and test's class ids
-    "floats in train": (["1.0", "2.0", "3.0"], ["1", "2", "3"], ["1", "2", "3"], [0, 1, 2]),
-    "floats in test": (["1", "2", "3"], ["1.0", "3.0", "2."], ["1", "2", "3"], [0, 2, 1]),
-    "many floats": (["2.0", "10.0", "2.0"], ["10"], ["2", "10"], [1]),
-    "zeros before": (["01", "02", "10"], ["1", "2", "10.0"], ["01", "02", "10"], [0, 1, 2]),
-    "zeros and none": (["01", "1", "2"], ["1", "01"], ["1", "2"], [0, 0]),
-    "not all whole": (["1.0", "1.5", "2.0"], ["1", "1.5"], ["1.0", "1.5", "2.0"], [0, 1]),
-    "blanks": (["a ", "a", "b"], ["a", " b", "a\u00a0"], ["a", "b"], [0, 1, 0]),
-    "blanks and numbers": ([" 1", "2 "], ["1", " 02"], ["1", "2"], [0, 1]),
-}
-
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("case", SPELLINGS)
+@pytest.mark.parametrize("case", FORMS["spellings"])
 def test_numbers_compare_by_value_and_blanks_do_not_count(
     case: str, ending: str, tmp_path: Path
 ) -> None:
     """1, 2, 3 beside 1.0, 2.0, 3.0 in train were the class ids of 2.0, 3.0 and none."""
-    train, test, names, wanted = SPELLINGS[case]
+    train, test, names, wanted = FORMS["spellings"][case]
     write(tmp_path / f"train.{ending}", train)
     write(tmp_path / f"test.{ending}", test)
     source = opened(tmp_path)
@@ -238,3 +216,121 @@ def test_minus_one_is_no_label_unless_it_is_named(ending: str, tmp_path: Path) -
         data = Data(path=str(tmp_path), splits={"transfer": split})
         source = open_source(SingleLabel(data=data, labels=["b", "a"]), tmp_path / "cache")
         assert sorted(labels_of(source, "transfer")) == [*wanted, 1]
+
+
+NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
+IDS = [[1, 2], [2, 0], [0, 1]]
+"""The last name is of no example."""
+DOCUMENTS = [["Ann", "Lee"], ["so", "so"], ["bad", "day"]]
+
+LISTS: dict[str, Any] = {
+    "list": datasets.List,
+    "large list": datasets.LargeList,
+    "list of two": lambda feature: datasets.List(feature, length=2),
+    "lists as datasets 3 has them": lambda feature: [feature],
+}
+KINDS = ("single-label", "multi-label", "token-classification")
+
+
+def rows_of(kind: str, nested: str, more: dict[str, Any] | None = None) -> datasets.Dataset:
+    """Three examples with ids of NAMES. more: the features of further columns, of id 1 each."""
+    one, of_words = kind == "single-label", kind == "token-classification"
+    texts: list[Any] = DOCUMENTS if of_words else list(map(" ".join, DOCUMENTS))
+    text = datasets.Value("string")
+    label = datasets.ClassLabel(names=NAMES)
+    columns = {
+        "tokens" if of_words else "text": (texts, datasets.List(text) if of_words else text),
+        "tags" if of_words else "label": (
+            [ids[0] for ids in IDS] if one else IDS,
+            label if one else LISTS[nested](label),
+        ),
+        **{name: ([1, 1, 1], feature) for name, feature in (more or {}).items()},
+    }
+    features = datasets.Features({name: feature for name, (_, feature) in columns.items()})
+    return datasets.Dataset.from_dict({name: v for name, (v, _) in columns.items()}, features)
+
+
+def declared(
+    folder: Path, kind: str, data: datasets.Dataset, labels: list[str] | None, hub: bool = False
+) -> Source:
+    path, more = folder / "data", {"metric": "accuracy"} if kind == "token-classification" else {}
+    if not hub:
+        path.mkdir(exist_ok=True)
+        data.to_parquet(path / "train.parquet")
+    given = {"path": "org/names" if hub else str(path)}
+    task = TASKS[kind].model_validate({"data": given, "labels": labels, **more})
+    with pytest.MonkeyPatch.context() as patch:
+        found = datasets.DatasetDict({"train": data})
+        patch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+        return open_source(task, folder / "cache")
+
+
+def names_read(source: Source) -> list[Any]:
+    """Of each example the name of its label, the set of its labels, or its tags."""
+    labels = source.read("train")["label"][:]
+    if source.task.many_labels:
+        return [{source.labels[at] for at in np.flatnonzero(has)} for has in labels]
+    if source.task.of_words:
+        return [[source.labels[tag] for tag in tags] for tags in labels]
+    return [source.labels[label] for label in labels]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    nested=st.sampled_from([*LISTS]),
+    labels=st.none() | st.permutations(NAMES),
+    hub=st.booleans(),
+)
+def test_class_ids_are_the_names_that_their_column_declares(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    nested: str,
+    labels: list[str] | None,
+    hub: bool,
+) -> None:
+    source = declared(tmp_path_factory.mktemp("a"), kind, rows_of(kind, nested), labels, hub)
+    assert source.labels == (labels or NAMES), "also a class that no example has"
+    wanted = {
+        "single-label": [NAMES[ids[0]] for ids in IDS],
+        "multi-label": [{NAMES[number] for number in ids} for ids in IDS],
+        "token-classification": [[NAMES[number] for number in ids] for ids in IDS],
+    }
+    assert names_read(source) == wanted[kind]
+
+
+def test_a_file_of_an_old_sequence_has_its_names(tmp_path: Path) -> None:
+    """As datasets 3 wrote the column into parquet's metadata."""
+    source = declared(
+        tmp_path, "token-classification", rows_of("token-classification", "list"), None
+    )
+    file = tmp_path / "data" / "train.parquet"
+    table = pyarrow.parquet.read_table(file)
+    old = json.loads(table.schema.metadata[b"huggingface"])
+    old["info"]["features"]["tags"]["_type"] = "Sequence"
+    table = table.replace_schema_metadata({"huggingface": json.dumps(old)})
+    pyarrow.parquet.write_table(table, file)
+    assert source.labels == NAMES
+
+
+def test_the_names_of_a_documents_label_are_none_of_its_tags(tmp_path: Path) -> None:
+    kind, document = "token-classification", {"label": datasets.ClassLabel(names=["neg", "pos"])}
+    data = rows_of(kind, "list", document)
+    assert declared(tmp_path, kind, data, None).labels == NAMES
+    numbers = data.cast_column("tags", datasets.List(datasets.Value("int64")))
+    source = declared(tmp_path, kind, numbers, None)
+    assert source.labels == ["0", "1", "2"]
+    assert names_read(source) == [[str(number) for number in ids] for ids in IDS]
+
+
+def test_predicted_labels_in_lists_are_those_that_the_file_declares(tmp_path: Path) -> None:
+    labels = NAMES[::-1]
+    data = rows_of("multi-label", "list")
+    source = declared(tmp_path, "multi-label", data, labels)
+    data.rename_column("label", "predicted").to_parquet(tmp_path / "llm.parquet")
+    found = open_predictions(tmp_path / "llm.parquet", source)
+    at = found.find(content_keys([" ".join(words) for words in DOCUMENTS]))
+    has = found.logits[found.first[at]] > 0
+    assert [{labels[n] for n in np.flatnonzero(row)} for row in has] == [
+        {NAMES[number] for number in ids} for ids in IDS
+    ]

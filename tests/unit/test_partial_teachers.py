@@ -1,4 +1,5 @@
-"""Teachers that know some of the task's classes: what moves, and what must not."""
+"""Teachers that know some of the task's classes, or say nothing of some rows, whatever their
+numbers are there: what moves, and what must not."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 import transformers as tr
 import yaml
 from cache_files import make_keys, write_cache
+from toys import make_tiny_bert, toy_vocabulary
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
@@ -26,7 +28,7 @@ from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, fit
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.comparison import compare
-from ds_distill.routing.multi_label import load_fitted, of_label
+from ds_distill.routing.multi_label import fit_by_label, load_fitted, of_label
 from ds_distill.routing.partial_teachers import knowing_average
 from ds_distill.tasks.labelled import SingleLabelKind
 from ds_distill.types import Batch, Signals
@@ -364,3 +366,98 @@ def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(
     assert notes({**apart, "z": ["b", "c"]}, losses, average) == []
     assert notes(apart, {**losses, "cross_entropy": {}}, average) == []
     assert notes(apart, losses, "gate") == []
+
+
+ALL_NAMES, CLASSES, SOME = ("a", "b", "c"), 3, 5
+READ: tuple[dict[str, Any], ...] = (
+    {"cross_entropy": {}, "kl": {"temperature": 2.0}, "teacher_cross_entropy": {}},
+    {"kl": {"divergence": "reverse_kl", "tolerance": 0.01}, "logit_mse": {}},
+    {"kl": {"divergence": "js"}},
+    {"kl": {"divergence": "tv"}},
+)
+SAYS = {
+    "one is silent": "11111 10101 11111",
+    "two are": "11111 10101 10001",
+    "all are of two rows": "10101 10100 10001",
+    "all are": "00000 00000 00000",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("silent")
+    make_tiny_bert(folder, toy_vocabulary())
+    model = tr.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=CLASSES)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def fitted_teachers() -> dict[bool, Any]:
+    """On some other rows; of one label each, and of any number."""
+    words = {name: Signals(randn(60, CLASSES, seed=at)) for at, name in enumerate(ALL_NAMES)}
+    truth, keys = np.arange(60) % CLASSES, torch.as_tensor(make_keys(60))
+    labels = [*"xyz"]
+    return {
+        False: fit(words, truth, keys, labels),
+        True: fit_by_label(words, np.eye(CLASSES, dtype=np.int64)[truth], keys, labels),
+    }
+
+
+def loss_of(
+    model: Any, router: Router | None, terms: dict[str, Any], batch: Batch
+) -> list[torch.Tensor]:
+    """Loss, and the gradient of each of the student's weights."""
+    model.zero_grad()
+    bundle = Bundle(model, {}, build_terms(losses_of(terms), TermInputs()), router)
+    loss = bundle.eval()(batch)["loss"]
+    loss.backward()
+    return [loss.detach(), *(w.grad.clone() for w in model.parameters() if w.grad is not None)]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["", "many labels"])
+@pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
+@pytest.mark.parametrize("policy", [None, *sorted(POLICIES.keys() - {"chosen"})])
+def test_what_a_silent_teacher_holds_moves_nothing(
+    policy: str | None, says: str, many: bool, model: Any, fitted_teachers: dict[bool, Any]
+) -> None:
+    """NaN, -inf or any other number: the loss and its gradients are those of zeros, and those of
+    the rows alone of which somebody says something."""
+    names = ALL_NAMES if policy else ALL_NAMES[1:2]
+    words = dict(zip(ALL_NAMES, says.split(), strict=True))
+    reported = {name: torch.tensor([c == "1" for c in words[name]]) for name in names}
+    ids = torch.randint(5, 60, (SOME, 6), generator=torch.Generator().manual_seed(0))
+    keys = torch.as_tensor(make_keys(SOME))
+    labels = torch.tensor([0, 1, 2, -100, 1])
+    if many:
+        labels = torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [-100] * 3, [1, 1, 1]])
+    router = policy and Router(policy, temperature=2.0, fitted=fitted_teachers[many])
+
+    def batch(rows: torch.Tensor, held: float) -> Batch:
+        signals = {
+            name: Signals(
+                randn(SOME, CLASSES, seed=9 + at).masked_fill(~reported[name][:, None], held)[rows],
+                reported=reported[name][rows],
+            )
+            for at, name in enumerate(names)
+        }
+        view, named = PaddedView(ids[rows], torch.ones(len(rows), 6).long()), ["b", None, "c"]
+        teachers = [named[row % 3] for row in rows.tolist()]
+        views = {"student": view}
+        made: dict[str, Any] = {"keys": keys[rows], "signals": signals, "teacher_names": teachers}
+        return Batch.from_views(views, labels[rows], **made)
+
+    every, taught = torch.arange(SOME), torch.stack([*reported.values()]).any(dim=0)
+    for terms in READ:
+        found = loss_of(model, router, terms, batch(every, 0.0))
+        assert all(part.isfinite().all() for part in found)
+        for held in (torch.nan, -torch.inf, torch.inf, 1e38):
+            again = loss_of(model, router, terms, batch(every, held))
+            assert all(map(torch.equal, again, found)), (terms, held)
+        if "cross_entropy" in terms:  # counts all rows with a label
+            continue
+        if not taught.any():
+            assert not any(part.any() for part in found)
+            continue
+        alone = loss_of(model, router, terms, batch(taught.nonzero()[:, 0], 0.0))
+        for part, wanted in zip(found, alone, strict=True):
+            torch.testing.assert_close(part, wanted, rtol=1e-4, atol=1e-6)
