@@ -62,10 +62,19 @@ def _interval(
     generator = np.random.default_rng(seed)
     group = _numbered(groups, len(first))
     if isinstance(metric, CountMetric):
-        parts = _by_counts(first, second, metric, group, generator, resamples)
+        # Groups differ only in what they add to the sums, so that those of a kind are drawn
+        # together.
+        counts = metric.pair_counts(first, second)
+        sums = np.zeros((group.max(initial=-1) + 1, counts.shape[1]))
+        np.add.at(sums, group, counts)
+        kinds, sizes = _kinds(sums)
+        parts = [metric.difference(draws @ kinds) for draws in _draws(sizes, generator, resamples)]
     else:
-        parts = _by_weights(first, second, metric, group, generator, resamples)
-    differences = np.concatenate(list(parts))
+        parts = [
+            metric.weighted(first, weights) - metric.weighted(second, weights)
+            for weights in _weights(group, generator, resamples)
+        ]
+    differences = np.concatenate(parts)
     defined = differences[~np.isnan(differences)]
     if not len(defined):
         return float("nan"), float("nan")
@@ -89,10 +98,8 @@ def resampled(
     """
     generator = np.random.default_rng(seed)
     group = _numbered(groups, len(predictions))
-    parts = []
-    for draws in _draws(np.ones(group.max(initial=-1) + 1), generator, resamples):
-        parts.append(metric.weighted(predictions, draws[:, group].astype(np.float64)))
-    return np.concatenate(parts)
+    of_each = _weights(group, generator, resamples)
+    return np.concatenate([metric.weighted(predictions, weights) for weights in of_each])
 
 
 def _numbered(groups: np.ndarray | None, count: int) -> np.ndarray:
@@ -102,35 +109,12 @@ def _numbered(groups: np.ndarray | None, count: int) -> np.ndarray:
     return np.unique(groups, return_inverse=True)[1]
 
 
-def _by_counts(
-    first: Any,
-    second: Any,
-    metric: CountMetric[Any],
-    group: np.ndarray,
-    generator: np.random.Generator,
-    resamples: int,
+def _weights(
+    group: np.ndarray, generator: np.random.Generator, resamples: int
 ) -> Iterator[np.ndarray]:
-    """Groups differ only in what they add to the sums, so that those of a kind are drawn
-    together."""
-    counts = metric.pair_counts(first, second)
-    sums = np.zeros((group.max(initial=-1) + 1, counts.shape[1]))
-    np.add.at(sums, group, counts)
-    kinds, sizes = _kinds(sums)
-    for draws in _draws(sizes, generator, resamples):
-        yield metric.difference(draws @ kinds)
-
-
-def _by_weights(
-    first: Any,
-    second: Any,
-    metric: Metric[Any],
-    group: np.ndarray,
-    generator: np.random.Generator,
-    resamples: int,
-) -> Iterator[np.ndarray]:
+    """How often each example is drawn, with all of its group: float64 [R, N]."""
     for draws in _draws(np.ones(group.max(initial=-1) + 1), generator, resamples):
-        weights = draws[:, group].astype(np.float64)
-        yield metric.weighted(first, weights) - metric.weighted(second, weights)
+        yield draws[:, group].astype(np.float64)
 
 
 def _draws(
