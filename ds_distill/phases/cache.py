@@ -52,10 +52,11 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
     for split in phase.splits:
         examples = run.data.examples(split)
         splits.append((examples, inference_collator(run, examples, split, references)))
-    rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
-    folder = run.folder.from_here(path)
+    keys = np.concatenate([some.keys.numpy() for some, _ in splits])
+    keys = keys[distinct_keys(keys)]
+    rows, folder = len(keys), run.folder.from_here(path)
     record: CacheRecord = {"splits": phase.splits, "folder": folder, "examples": rows, "added": 0}
-    if lacking := _not_given(run, references, [examples for examples, _ in splits]):
+    if lacking := _not_given(run, references, keys):
         record["not_given"] = lacking
     notes = run.folder.unfinished(number, name)
     noted = read_object(notes, "Remove that file.") if notes.is_file() else None
@@ -90,16 +91,12 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
     return {**record, "added": noted["added"], "fidelity": near}
 
 
-def _not_given(
-    run: Run, references: list[ModelReference], splits: list[Examples]
-) -> dict[str, int]:
-    """By teacher from a file: of how many examples it says nothing, where it does not of all."""
+def _not_given(run: Run, references: list[ModelReference], keys: np.ndarray) -> dict[str, int]:
+    """By teacher from a file: of how many texts it says nothing, where it does not of all."""
     found = {}
     for reference in references:
         if reference.predictions is not None:
             file = run.data.predictions(reference.predictions)
-            keys = np.concatenate([examples.keys.numpy() for examples in splits])
-            keys = keys[distinct_keys(keys)]
             if lacks := int((file.find(keys) < 0).sum()):
                 found[reference.name] = lacks
                 run.log.info(f"  {reference.name} says nothing of {lacks:,} of {len(keys):,} texts")
