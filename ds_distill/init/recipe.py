@@ -373,8 +373,8 @@ def _spelt_as(labels: Sequence[str], own: list[str]) -> list[str]:
 def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str | None) -> str:
     """The recipe's YAML, with comments. data: its path, as it will stand there.
 
-    Raises UserError where teachers know too few of the data's labels, or a split has others than
-    train.
+    Raises UserError where neither train nor a teacher names the labels, and where a split has
+    others than train.
     """
     with_classes = guess.task in _WITH_CLASSES
     in_data = _labels_in(guess, data) if with_classes else []

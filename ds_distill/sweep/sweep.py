@@ -417,20 +417,15 @@ class Pool:
         with self._starts:
             self._ends = True
         running = [process for _, process in [*self._running.values()]]
-        until = time.monotonic() + (0 if at_once else GRACE)
-        if not at_once:  # all of them first: each trains on until it is asked
-            for process in running:
-                process.terminate()
-        return STOPPED in [_code_at(process, until) for process in running]
-
-
-def _code_at(process: subprocess.Popen[bytes], until: float) -> int | None:
-    """Of a process that was asked to end; None for one that is killed, then."""
-    try:
-        return process.wait(max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None
+        for process in running:  # all of them first: each trains on until it is asked
+            process.kill() if at_once else process.terminate()
+        until, codes = time.monotonic() + GRACE, set[int]()
+        for process in running:
+            try:
+                codes.add(process.wait(max(0.0, until - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return STOPPED in codes
 
 
 def launches_at_once(jobs: int, ranks: int, gpus: Sequence[str]) -> int:

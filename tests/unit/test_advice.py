@@ -82,16 +82,10 @@ def test_a_recipe_without_teachers_has_no_advice() -> None:
 
 
 def test_no_cache_is_advised_where_none_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terms of every token, and a student that knows more words than its teacher, whatever its
-    terms read."""
+    """As of a student that knows more words than its teacher, which are planned, too."""
     untraced(monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    plain = load_recipe("vekd", ["phases.distil.losses={kl: {}}"])
-    grown, _ = Planner(plain, GPUS["h100"], 8).plan().jobs
-    assert {one.choice.teachers for one in grown.others} == {"live"}
     found = Planner(load_recipe("vekd"), GPUS["h100"], 8).plan()
-    assert found.break_even == []
-    assert {one.choice.teachers for job in found.jobs for one in job.others} == {"live"}
     lines = [*advice(found)]
     assert len(lines) == 2 and not any("cache" in line for line in lines)
     grown, given = found.jobs

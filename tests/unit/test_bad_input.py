@@ -165,6 +165,7 @@ def test_a_mistake_ends_a_real_process_with_2(desk, ds_distill):
         (["run"], "Missing argument 'RECIPE'"),
         (["run", "toy.yaml", "--foldr", "x"], "No such option"),
         (["launch", "toy.yaml", "--num-gpus", "0"], "greater than or equal to 1"),
+        (["profile", "toy.yaml", "--steps", "4"], "greater than or equal to 5"),
     ],
 )
 def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeypatch, capfd):

@@ -12,6 +12,7 @@ from passes import CONFIGS, allocated_peak, model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
 
 from ds_distill.models.load import checkpoint_activations
+from ds_distill.planning.activations import Shape
 from ds_distill.planning.models import (
     cost,
     planned_model,
@@ -71,6 +72,12 @@ def test_a_gpu_holds_less() -> None:
     there = cost(planned, of(8, 256, True, fused=True, mask_bytes=1))
     assert there.peak < 0.7 * here.peak
     assert there.flops >= here.flops  # the fused kernel's backward computes the scores again
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_is_trained_on_a_cpu_has_the_plain_attention(on_gpu: bool) -> None:
+    shape = Shape(8, None, torch.float32, on_gpu)
+    assert [shape.of(1, trains=trains).fused for trains in (False, True)] == [True, on_gpu]
 
 
 def test_flashdeberta_makes_no_map_of_a_text() -> None:

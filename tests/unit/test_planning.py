@@ -294,6 +294,11 @@ def test_large_logits_are_in_the_plan(tmp_path: Path, traced: None) -> None:
     assert cached.head > rows * 30522 * 4
 
 
+def teacher_peak(examples: int) -> int:
+    """Of its four layers; see `untraced`."""
+    return 4 * 10**6 * examples
+
+
 @pytest.mark.parametrize("padding", ["always", "never"])
 def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path, padding: str) -> None:
     """Beside a teacher: its states and the inputs of its attention, until the loss; of the steps
@@ -314,6 +319,7 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path, padding: 
     assert beside.steps_ahead == (4 if padding == "never" else 1)  # of 16,384 tokens
     if padding == "never":
         assert beside.signals - alone.signals == 4 * taken
+        assert beside.activations == alone.activations == 4 * teacher_peak(examples)
     else:
         assert beside.activations - alone.activations == taken
     masked, every = of({"kl": {}}), of({"kl": {"rows": "tokens"}})
@@ -321,8 +327,29 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path, padding: 
     assert every.head > 4 * masked.head
 
 
+def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path: Path) -> None:
+    """Of a teacher that is as large as the student."""
+    parts = distilled({"kl": {}, "relation_kl": {"layers": {1: 1}}})
+    parts["teachers"] = {"one": {"model": str(shipped_configs()[TINY])}}
+    [job] = planned(tmp_path, "training.batch_size=256", "padding=always", **parts).jobs
+    found = [job.placement("live", Choice(0, "live", again)) for again in (False, True)]
+    plain, again = (one.activations for one in found if one is not None)
+    assert again - plain == 64 * 64 * 3 * 128 * 2
+
+
+def test_no_micro_batch_fits_where_the_teachers_pass_does_not(tmp_path: Path) -> None:
+    """Over the micro-batches that they read at once, however small one is."""
+    overrides = "training.batch_size=256", "padding=never"
+    recipe = load_recipe(recipe_file(tmp_path, **distilled({"kl": {}})), overrides)
+    small = replace(GPUS["l4"], memory=4 * teacher_peak(64))
+    [job] = Planner(recipe, small, 4).plan().jobs
+    assert job.chosen.largest_micro_batch == 0
+    assert not job.chosen.fits
+
+
 def test_what_is_whole_of_shards() -> None:
-    states = training_states([[60, 40]], 0, {}, Zero(1, 2, 4))
+    states = training_states([[60, 40]], 7, {}, Zero(1, 2, 4))
+    assert states.student == (100 + 7) * 4
     assert states.gradients == 100 * 4  # of rank 1: 10 of the first and all of the second
     assert states.optimizer == 50 * 12
     for ranks, max_live, whole in [(1, 0, 0), (2, 0, 100), (2, 10, 110), (2, 16, 115)]:
@@ -431,33 +458,13 @@ def test_the_command_shows_and_writes(tmp_path: Path) -> None:
     assert plan["models"]["student"]["parameters"] == STUDENT
 
 
-LAYERS = "phases.distil.losses.hidden_mse.layers="
-FOCUS = "phases=[{fine-tune: {models: student, focus: {classes: [c, q]}}}]"
-SHARED = "phases=[{fine-tune: {models: [one, two], shared_head: true}}]"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--gpu", "h10"), "--gpu h10: not a GPU that is known here. Did you mean `h100`?"),
-        (("--gpus", "0"), "--gpus 0: a plan is for 1 GPU or more"),
-        (("student.model=nobody/has-this",), "model 'nobody/has-this' cannot be planned"),
-        ((f"{LAYERS}{{1: 9}}",), "has 2 layers and the teacher 4. Name layers that there are."),
-        ((f"{LAYERS}every",), "phases.distil.losses: the student has 2 layers and the teacher 4"),
-        ((FOCUS,), "phases.fine-tune.focus.classes: 'q' is no label of the task"),
-        (
-            (f"teachers.two.model={shipped_configs()[TINY]}", SHARED),
-            "phases.fine-tune.shared_head=true: one pooling layer fits states of one width",
-        ),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(
-    arguments: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    gpu = [] if "--gpu" in arguments else ["--gpu", "l4"]
-    done = run(str(recipe_file(tmp_path)), *gpu, *arguments)
-    assert isinstance(done.exception, UserError)  # main() prints it and exits with 2
-    assert said in str(done.exception)
+def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model 'nobody/has-this' cannot be planned"):
+        planned(tmp_path, "student.model=nobody/has-this")
+    narrow = f"teachers.two.model={shipped_configs()[TINY]}"
+    shared = "phases=[{fine-tune: {models: [one, two], shared_head: true}}]"
+    with pytest.raises(UserError, match=r"shared_head=true: one pooling layer fits states of one"):
+        planned(tmp_path, narrow, shared)
 
 
 def test_what_is_assumed_is_told(

@@ -127,13 +127,14 @@ PROFILED: dict[str, Any] = {
 
 def test_a_profile_says_time_speed_and_memory() -> None:
     one = Profiled(**PROFILED)
-    other = Profiled(**{**PROFILED, "phase": "teach", "seconds": {"student": 0.1, "other": 0.0}})
+    seconds = {"student": 0.1, "optimizer": 0.0, "other": 0.0}
+    other = Profiled(**{**PROFILED, "phase": "teach", "seconds": seconds})
     assert one.step == pytest.approx(0.113)
     assert one.utilisation == pytest.approx(15e10 / 0.113 / 3e12)
     text = trainings_text([other, one], 2)
     assert "of rank 0 of 2, means of 25 steps" in text
     [header] = [line for line in text.splitlines() if "teacher a" in line]
-    parts = ["data", "teacher", "a", "student", "backward", "other"]
+    parts = ["data", "teacher", "a", "student", "backward", "optimizer", "other"]
     assert header.split() == ["phase:", "model", *parts, "step", "quartiles"]
     rows = [line.split() for line in text.splitlines() if line.startswith("distil: student")]
     assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
@@ -149,27 +150,6 @@ def test_models_that_are_trained_together_have_their_tokens_added() -> None:
     one = Profiled(**{**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
     assert one.trained_tokens == 1000.0
     assert "8,850" in trainings_text([one], 1)
-
-
-def refused(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["profile", *arguments], catch_exceptions=True)
-    assert done.exit_code != 0 and "A short run" not in done.output
-    return str(done.exception) if done.exit_code == 1 else done.output
-
-
-def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
-    assert "ends in .svg" in refused("quickstart", "--figure", "profile.txt")
-    assert "of a finished run's models" in refused("quickstart", "--figure", "profile.svg")
-    assert "5" in refused("quickstart", "--steps", "4")
-    (tmp_path / "recipe.yaml").write_text("name: unfinished\n")
-    assert "has not finished" in refused(str(tmp_path))
-    evaluates = tmp_path / "evaluates.yaml"
-    evaluates.write_text(
-        "task: {data: {path: 'docstrings:torch,scipy'}, labels: [torch, scipy]}\n"
-        "teachers: {one: {model: elsewhere}}\nstudent: {model: elsewhere}\n"
-        "phases: [{evaluate: {split: test}}]\n"
-    )
-    assert "no phase trains" in refused(str(evaluates), "--folder", str(tmp_path / "work"))
 
 
 def test_a_profile_says_what_it_is_when_it_begins(
