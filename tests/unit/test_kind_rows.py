@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kinds import HOSTILE, TAGS, any_letter, opened, read
+from kinds import CONTEXT, HOSTILE, TAGS, any_letter, opened, read
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from ds_distill.data import spans as data_spans
@@ -256,8 +256,6 @@ def test_words_of_scripts_without_blanks(text: str, words: list[str]) -> None:
 
 
 # --------------------------------------------------------------------------------------- answers
-
-CONTEXT = "the cat saw a very old dog and some snow"
 
 
 @pytest.mark.parametrize(

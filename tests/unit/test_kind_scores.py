@@ -14,7 +14,7 @@ import seqeval.metrics
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds import TAGS, asked, read, texts
+from kinds import CONTEXT, TAGS, asked, read, texts
 from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score, precision_score, recall_score
 from torchmetrics.functional.text import squad
@@ -308,9 +308,6 @@ def test_a_cut_into_words_costs(toy: Any) -> None:
     assert found.spans.tolist() == [[0, 0, 10]]
     assert values(found)["character_f1"] == pytest.approx(2 * 8 / (10 + 8))
     assert values(found)["span_f1"] == 0
-
-
-CONTEXT = "the cat saw a very old dog and some snow"
 
 
 def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 import re
 import shutil
@@ -93,92 +92,58 @@ def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
 
 # ----------------------------------------------------------------------------------- what is read
 
-LEAST_LOG, SURE = math.log(LEAST), math.log(LEAST) - math.log1p(-LEAST)
-OTHERS = math.log(0.1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "rows", "wanted"),
-    [
-        (
-            "single-label",
-            [
-                {"logits": [0.1, -3.0, 2.5]},
-                {"logits": {"so": 1.0, "no": 2.0, "yes": 3.0}},
-                {"logits": None},
-                {"logits": [1e-3, 7, 0]},
-            ],
-            [[0.1, -3.0, 2.5], [2.0, 3.0, 1.0], None, [1e-3, 7.0, 0.0]],
-        ),
-        (
-            "single-label",
-            [
-                {"probabilities": {"yes": 0.75, "no": 0.25}},
-                {"probabilities": [0.2, 0.3, 0.5]},
-                {"probabilities": None},
-                {"probabilities": {"so": 1}},
-            ],
-            [
-                [math.log(0.25), math.log(0.75), LEAST_LOG],
-                [math.log(0.2), math.log(0.3), math.log(0.5)],
-                None,
-                [LEAST_LOG, LEAST_LOG, 0.0],
-            ],
-        ),
-        (  # a label's confidence leaves the rest of the probability to the others
-            "single-label",
-            [{"predicted": "so", "confidence": 0.8}, {"predicted": "no"}, {"predicted": None}],
-            [[OTHERS, OTHERS, math.log(0.8)], [0.0, LEAST_LOG, LEAST_LOG], None],
-        ),
-        (
-            "multi-label",
-            [{"probabilities": {"yes": 0.9, "so": 0.25}}, {"probabilities": [1.0, 0.5, 0.0]}],
-            [[SURE, math.log(9), math.log(1 / 3)], [-SURE, 0.0, SURE]],
-        ),
-        (
-            "multi-label",
-            [{"predicted": ["yes"], "confidence": 0.75}, {"predicted": []}],
-            [[-math.log(3), math.log(3), -math.log(3)], [SURE] * 3],
-        ),
-        ("regression", [{"predicted": 3}, {"predicted": -0.5}, {}], [[3.0], [-0.5], None]),
-    ],
+FORMS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("predictions.yaml").read_text(encoding="utf-8")
 )
-def test_each_form_is_read_whatever_the_order(
-    kind: str, rows: list[Any], wanted: list[Any], tmp_path: Path
-) -> None:
-    """Logits as they are, probabilities as their logarithms. A row that stands twice is one."""
-    rows = [{"text": text, **row} for text, row in zip(TEXTS, rows, strict=False)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_read_whatever_the_order(form: str, tmp_path: Path) -> None:
+    """A row that stands twice is one."""
+    case = FORMS[form]
+    rows = [{"text": text, **row} for text, row in zip(TEXTS, case["rows"], strict=False)]
     random.Random(0).shuffle(rows)
+    kind = case.get("kind", "single-label")
     found = opened(written(tmp_path / "said.jsonl", [*rows, rows[0]]), kind)
-    assert len(found) == sum(one is not None for one in wanted)
-    check_logits(found, wanted)
+    assert len(found) == sum(one is not None for one in case["says"])
+    check_says(found, case["says"], as_they_are=form.startswith("logits"), kind=kind)
 
 
-def check_logits(found: FilePredictions, wanted: list[Any]) -> None:
-    for ours, theirs in zip(logits_of(found, *TEXTS), wanted, strict=False):
-        assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-5, abs=1e-6))
+def check_says(
+    found: FilePredictions,
+    says: list[Any],
+    *,
+    kind: str = "single-label",
+    as_they_are: bool = False,
+) -> None:
+    """Of each text the probabilities of the labels, or logits as they are."""
+    shares = {"single-label": lambda of: torch.softmax(of, 0), "multi-label": torch.sigmoid}
+    share = (lambda of: of) if as_they_are else shares.get(kind, lambda of: of)
+    for ours, theirs in zip(logits_of(found, *TEXTS), says, strict=False):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            given = share(torch.tensor(ours, dtype=torch.float64)).tolist()
+            assert given == pytest.approx(theirs, rel=1e-4, abs=LEAST / 10)
 
 
 def test_cells_of_a_table(tmp_path: Path) -> None:
     file = tmp_path / "said.csv"
     file.write_text(f'text,predicted,confidence\n{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\nthird,,\n')
-    wanted = [[OTHERS, OTHERS, math.log(0.8)], [0.0, LEAST_LOG, LEAST_LOG], None, None]
-    check_logits(opened(file), wanted)
+    check_says(opened(file), [[0.1, 0.1, 0.8], [1, LEAST, LEAST], None, None])
     file.write_text(f'text,probabilities\n{TEXTS[0]},"{{""yes"": 1}}"\nb,\n')
-    check_logits(opened(file), [[LEAST_LOG, 0.0, LEAST_LOG], None])
+    check_says(opened(file), [[LEAST, 1, LEAST], None])
     file.write_text(f'text,predicted\n{TEXTS[0]},"[""yes""]"\n"{TEXTS[1]}",[]\n')
-    check_logits(opened(file, "multi-label"), [[SURE, -SURE, SURE], [SURE] * 3])
+    both = [[LEAST, 1, LEAST], [LEAST] * 3]
+    check_says(opened(file, "multi-label"), both, kind="multi-label")
 
 
 def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
     tmp_path: Path,
 ) -> None:
     objects = [{"no": 0.5, "yes": 0.5}, {"no": None, "yes": 1}]
-    pq.write_table(
-        pa.table({"text": ["a", "b"], "probabilities": objects}), tmp_path / "two.parquet"
-    )
-    file = opened(tmp_path / "two.parquet")
-    assert np.allclose(np.exp(logits_of(file, "a", "b")), [[0.5, 0.5, 0], [0, 1, 0]], atol=1e-5)
+    table = pa.table({"text": TEXTS[:2], "probabilities": objects})
+    pq.write_table(table, tmp_path / "two.parquet")
+    check_says(opened(tmp_path / "two.parquet"), [[0.5, 0.5, LEAST], [LEAST, 1, LEAST]])
     pairs = [{"text": "a", "text_b": "b", "logits": [1, 2, 3]}]
     file = opened(written(tmp_path / "pairs.jsonl", pairs), text="text", text_b="text_b")
     assert file.find(content_keys(["a", "b"], ["b", "a"])).tolist() == [0, -1]
