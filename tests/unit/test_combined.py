@@ -15,7 +15,7 @@ from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source, has_labels
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.tasks import TASKS, MaskedLM, SingleLabel, Task
+from ds_distill.recipe.tasks import TASKS, SingleLabel, Task
 
 OURS = ["no", "yes"]
 
@@ -182,15 +182,6 @@ def test_a_split_of_docstrings(root):
     split = {"transfer": {"path": "docstrings:json,csv", "split": "transfer", "labels": "none"}}
     data = opened(task(root, splits=split), root).read("transfer")
     assert set(data["label"][:]) == {-1} and "class" not in data.column_names
-
-
-def test_a_task_without_labels_takes_texts_from_anywhere(root):
-    task = MaskedLM.model_validate(
-        {"data": {"path": str(root / "own"), "splits": from_other(root)}}
-    )
-    source = opened(task, root)
-    assert source.labels == []
-    assert rows_of(source.read("transfer"))[2] == ("f", -1)
 
 
 def test_locations_are_those_of_the_other_data(root):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from kinds import TAGS, asked, collator, jsonl, read
+from kinds import CONTEXT, TAGS, asked, collator, jsonl, read
 from slow_windows import first_tokens
 from toys import make_tiny_bert, toy_vocabulary
 from transformers import (
@@ -169,8 +169,6 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
 
 
 # ----------------------------------------------------------------------------------------- spans
-
-CONTEXT = "the cat saw a very old dog and some snow"
 
 
 def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:

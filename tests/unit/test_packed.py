@@ -28,7 +28,6 @@ from ds_distill.models.encoder import classifier_logits, read_signals
 from ds_distill.models.packed import ATTENTION, _flash, attend, packed_states
 from ds_distill.models.packing import packed_attention, packed_backend, takes_packed
 from ds_distill.reads import Reads
-from ds_distill.types import Batch
 from ds_distill.views import PackedView
 
 FAMILIES = [
@@ -147,15 +146,6 @@ def test_a_packed_view_holds_the_same_examples_and_rows(lengths, types, seed):
             assert torch.equal(packed.token_type_ids[own], view.token_type_ids[example, :length])
     assert torch.equal(packed.input_ids[packed.positions], view.input_ids.flatten()[view.positions])
     assert torch.equal(packed.example_indices, view.example_indices)
-
-
-def test_a_batch_moves_a_shared_view_once():
-    view = PackedView.of(padded_view([3, 2]))
-    batch = Batch(
-        torch.zeros(2, 2), {"a": view, "b": view}, torch.zeros(2), {"all": torch.arange(2)}
-    )
-    moved = batch.to(torch.device("meta")).views
-    assert moved["a"] is moved["b"] and moved["a"].input_ids.is_meta and moved["a"].max_seqlen == 3
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v3"])

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from ds_distill.data.randomise import Unigrams, questions, randomised
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.data import Randomise, SplitFrom
+from ds_distill.recipe.data import Randomise
 
 VOCABULARY = [f"w{rank}" for rank in range(40)]
 
@@ -121,11 +121,6 @@ def test_a_text_is_a_function_of_seed_and_number(texts, number, seed):
     turned = Unigrams.of(dataset(text=texts[::-1]), "text").passages(np.arange(len(texts)), seed)
     shorter = min(len(turned[number]), len(everything[number]))
     assert turned[number][:shorter] == everything[number][:shorter]
-
-
-def test_random_texts_have_no_labels_to_map():
-    with pytest.raises(ValueError, match="random texts have no labels"):
-        SplitFrom.model_validate({"path": "a", "labels": {"x": "y"}, "randomise": {}})
 
 
 def test_no_space_is_reported(tmp_path):

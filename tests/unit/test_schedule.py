@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import BertConfig, BertForSequenceClassification
+from families import built
+from transformers import AutoModelForSequenceClassification
 
 from ds_distill.check.phases import phase_mistakes
 from ds_distill.losses import TermInputs, build_terms
@@ -30,18 +31,9 @@ SWITCH: dict[str, dict[str, Any]] = {
 }
 
 
-def model(seed: int, width: int = 8) -> BertForSequenceClassification:
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=30,
-        hidden_size=width,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=3,
-        initializer_range=0.5,
-    )
-    return BertForSequenceClassification(config)
+def model(seed: int, width: int = 8) -> Any:
+    sizes = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return built("bert", AutoModelForSequenceClassification, seed=seed, num_labels=3, **sizes)
 
 
 def bundle(losses: dict[str, dict[str, Any]]) -> Bundle:
