@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -85,3 +86,13 @@ def make_engine(
     """Of a lone student; more options: those of `engine_of`."""
     bundle = Bundle(make_student(dropout), {}, terms or terms_of({"cross_entropy": {}}))
     return engine_of(world, bundle, config, **options)
+
+
+def plain_adamw(weights: Iterable[torch.Tensor], decay: float, **options: Any) -> torch.optim.AdamW:
+    """PyTorch's own, which decays matrices alone, as an engine's optimizer does."""
+    given = [*weights]
+    groups = [
+        {"params": [weight for weight in given if weight.ndim > 1], "weight_decay": decay},
+        {"params": [weight for weight in given if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, **options)

@@ -1,38 +1,42 @@
 """Small models and batches for the distributed tests, and a plain PyTorch loop as the oracle.
 
-The loop uses no part of ds_distill but the batches: losses are written out again.
+The loop has the losses of a bundle, which tests/unit compare with their equations, and nothing of
+an engine: batches are added up, weights are updated and rest by its own rules.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    DebertaV2Config,
-    RobertaConfig,
-)
+from engines import plain_adamw
+from families import RELATIVE, V3
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from ds_distill.data.masking import Masking, mask_view
+from ds_distill.engine.engine import OptimizerSettings
 from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.labels import LabelMap
 from ds_distill.recipe.terms import TermSettings, losses_of
+from ds_distill.routing import ExpertiseTable, Fitted, Router
+from ds_distill.routing.gate import Gate
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 CLASSES, VOCABULARY, LAYERS = 4, 300, 2
 GROWN = 70
 """Tokens that the student of `grown` has more than its teacher."""
-LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6
-"""The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth."""
-WEIGHT_DECAY = 1.0
-BETA2, EPSILON = 0.9, 1e-3
-"""A hundred times the usual, so that four steps without it end at other weights."""
+STEPS = 4
+OPTIMIZER = OptimizerSettings(
+    1e-3, weight_decay=1.0, total_steps=6, warmup_steps=2, beta2=0.9, epsilon=1e-3
+)
+"""The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth. The decay is
+a hundred times the usual, so that four steps without it end at other weights."""
 MAX_GRAD_NORM = {
     "classification": 4.9,
     "other families": 5.5,
@@ -130,6 +134,9 @@ def auto_class(task: str) -> Any:
     return AutoModelForMaskedLM if task == "masked-lm" else AutoModelForSequenceClassification
 
 
+DEBERTA_V3 = {**RELATIVE, **V3, "type_vocab_size": 0, "pooler_hidden_size": WIDTHS["first"]}
+
+
 def _make(task: str, name: str, more: int = 0) -> Any:
     torch.manual_seed(SEEDS[name])
     sizes: dict[str, Any] = {
@@ -143,21 +150,10 @@ def _make(task: str, name: str, more: int = 0) -> Any:
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    config: Any = BertConfig(**sizes)
-    if task == "other families" and name == "first":
-        config = DebertaV2Config(
-            **sizes,
-            relative_attention=True,
-            position_buckets=8,
-            pos_att_type=["p2c", "c2p"],
-            position_biased_input=False,
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            type_vocab_size=0,
-            pooler_hidden_size=WIDTHS[name],
-        )
-    elif task == "other families" and name == "second":
-        config = RobertaConfig(**sizes)
+    family, own = "bert", {}
+    if task == "other families" and name != "student":
+        family, own = {"first": ("deberta-v2", DEBERTA_V3), "second": ("roberta", {})}[name]
+    config = AutoConfig.for_model(family, **{**sizes, **own})
     return auto_class(task).from_config(config)
 
 
@@ -213,9 +209,6 @@ EVERY_TOKEN: dict[str, dict[str, dict[str, Any]]] = {
 used; beside others; and of a student whose vocabulary has grown, over what its teacher knows. Their
 weights are such that all matter."""
 
-PAIRS = {"layers": [(0, 1), (2, 1)]}
-"""(student's, teacher's) that the hidden loss compares, by batches; of others the last ones."""
-
 
 def make_terms(task: str, kind: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
     torch.manual_seed(11)  # projections
@@ -235,7 +228,7 @@ def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
         return losses_of({"kl": kl, "cross_entropy": {}})
     if kind == "layers":
         kl |= {"divergence": "js", "weight": 100.0}
-        return losses_of({"kl": kl, "hidden_mse": {"layers": dict(PAIRS["layers"])}})
+        return losses_of({"kl": kl, "hidden_mse": {"layers": {0: 1, 2: 1}}})
     rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
     return losses_of({"kl": kl, **rest})
 
@@ -244,14 +237,18 @@ PARTIAL = {"second": {1: [0], 3: [2, 3]}}
 """Where teachers are partial: `second` knows class 1, by one of its outputs, and 3, by two."""
 
 
-def table() -> dict[str, Any]:
-    """`first` knows classes 0 and 1 best, `second` 2 and 3; `first` is better overall."""
-    return {
-        "teachers": ["first", "second"],
-        "labels": [str(label) for label in range(CLASSES)],
-        "correct": [[9, 9, 3, 2], [2, 2, 9, 9]],
-        "total": [10, 10, 10, 10],
-    }
+def known_experts() -> Fitted:
+    """`first` knows classes 0 and 1 best, `second` 2 and 3; `first` is better overall. The policy
+    reads nothing else that is fitted."""
+    experts = ExpertiseTable(
+        ("first", "second"),
+        tuple(map(str, range(CLASSES))),
+        np.array([[9, 9, 3, 2], [2, 2, 9, 9]]),
+        np.array([10] * CLASSES),
+    )
+    nothing = Gate(torch.zeros(0, CLASSES), torch.zeros(CLASSES), reads_states=False)
+    keys = torch.zeros(0, 2, dtype=torch.int64)
+    return Fitted(experts, dict.fromkeys(experts.teachers, 1.0), nothing, keys)
 
 
 # --------------------------------------------------------------------------- batches
@@ -401,45 +398,54 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
+def make_bundle(task: str, kind: str, policy: str, teachers: dict[str, Any]) -> Bundle:
+    """Of a student, these teachers and the scenario's terms."""
+    student = make_student(task, kind)
+    widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
+    terms = make_terms(task, kind, WIDTHS["student"], widths)
+    if policy == "partial":
+        maps = {
+            name: LabelMap(tuple(map(tuple, known.values())), tuple(known))
+            for name, known in PARTIAL.items()
+        }
+        router = Router({"policy": "average", "mix": "losses"}, temperature=2.0)
+        return Bundle(student, teachers, terms, router, label_maps=maps)
+    fitted = known_experts() if policy == "expertise" else None
+    router = Router(policy, temperature=2.0, fitted=fitted) if len(teachers) > 1 else None
+    return Bundle(student, teachers, terms, router)
+
+
 @cache
 def plain_loop(task: str, kind: str, policy: str) -> Trained:
-    """All micro-batches of a step at once, no DeepSpeed."""
-    student = make_student(task, kind)
+    """No engine and no DeepSpeed: PyTorch's AdamW on the losses of a bundle, of all ranks' batches,
+    one after the other. What no term of a step reads has no gradient there, and rests."""
     teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
-    widths = {name: WIDTHS[name] for name in teachers}
-    terms = make_terms(task, kind, WIDTHS["student"], widths)
-    projections = terms["hidden_mse"].projections if "hidden_mse" in terms else None
-    parameters = [*student.parameters(), *(projections.parameters() if projections else [])]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        lr=LEARNING_RATE,
-        betas=(0.9, BETA2),
-        eps=EPSILON,
-    )
+    bundle = make_bundle(task, kind, policy, teachers).train()
+    student = bundle.student
+    assert student is not None
+    parameters = [p for module in bundle.trained for p in module.parameters()]
+    own, total, warmup = OPTIMIZER, OPTIMIZER.total_steps, OPTIMIZER.warmup_steps
+    optimizer = plain_adamw(parameters, own.weight_decay, betas=(0.9, own.beta2), eps=own.epsilon)
     losses, gradients, norms = [], {}, []
     for step in range(STEPS):
-        rise, fall = step / WARMUP_STEPS, (TOTAL_STEPS - step) / (TOTAL_STEPS - WARMUP_STEPS)
+        rise, fall = step / warmup, (total - step) / (total - warmup)
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(rise, fall)
+            group["lr"] = own.learning_rate * min(rise, fall)
         batches = step_batches(task, kind, step)
-        if kind == "grown":
-            parts = _losses_of_grown(student, teachers["first"], batches)
-        elif kind in EVERY_TOKEN:
-            terms_of, teacher = EVERY_TOKEN[kind], teachers["first"]
-            parts = _losses_of_tokens(terms_of, student, teacher, projections, batches)
-        else:
-            parts = _losses(task, kind, policy, student, teachers, projections, batches)
-        if kind == "switch":
-            now = {name: (one.get("from", 0), one.get("until", 1)) for name, one in SWITCH.items()}
-            active = {n for n, (start, until) in now.items() if start <= step / STEPS < until}
-            parts = {name: part for name, part in parts.items() if name in active}
-        loss = torch.stack(list(parts.values())).sum()
-        losses.append({name: part.item() for name, part in {"loss": loss, **parts}.items()})
+        sums: Counter[str] = Counter()
         optimizer.zero_grad()
-        loss.backward()
+        for batch in batches:
+            rows = {
+                name: sum(len(one.row_sets[name]) for one in batches) for name in batch.row_sets
+            }
+            counts = {name: torch.tensor(float(count)) for name, count in rows.items()}
+            parts = bundle(replace(batch, counts=counts))
+            parts["loss"].backward()
+            sums.update({name: part.item() for name, part in parts.items()})
+        losses.append(dict(sums))
+        for parameter in parameters:
+            if parameter.grad is not None and not parameter.grad.any():
+                parameter.grad = None
         if step == 0:
             gradients = {
                 name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None
@@ -448,204 +454,3 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
         optimizer.step()
     weights = {name: value.detach().clone() for name, value in student.state_dict().items()}
     return Trained(losses, gradients, norms, weights)
-
-
-def _losses(
-    task: str,
-    kind: str,
-    policy: str,
-    student: Any,
-    teachers: dict[str, Any],
-    projections: Any,
-    batches: list[Batch],
-) -> dict[str, torch.Tensor]:
-    sums: dict[str, Any] = {}
-    rows = labelled = 0
-    for batch in batches:
-        view = batch.views["student"]
-        outputs = {
-            name: model(**view.model_inputs(), output_hidden_states=True)
-            for name, model in {"student": student, **teachers}.items()
-        }
-        logits = {name: output.logits for name, output in outputs.items()}
-        if task == "masked-lm":
-            logits = {name: scores.flatten(0, 1)[view.positions] for name, scores in logits.items()}
-        targets = {name: logits[name].detach() for name in teachers}
-        if policy == "partial":
-            target = None
-        elif policy == "expertise":
-            choice = followed_teacher(batch)[:, None]
-            target = torch.where(choice == 0, targets["first"], targets["second"])
-        else:
-            target = sum(targets.values()) / len(targets)
-        counted, known = batch.row_sets["all"], batch.row_sets["labelled"]
-        rows, labelled = rows + len(counted), labelled + len(known)
-        scores, labels = logits["student"][known], batch.labels[known]
-        if target is None:
-            apart, distance = _against_partial(logits["student"], targets)
-            kl = 0.5 * 4.0 * apart[counted].sum()
-            ce = F.cross_entropy(scores, labels, reduction="sum")
-        elif labels.ndim > 1:  # each label is a problem of its own: two classes, logits 0 and z
-            distance = (target - logits["student"]).square().mean(-1)
-            p, q = torch.sigmoid(target / 2), torch.sigmoid(logits["student"] / 2)
-            apart = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
-            kl = 500.0 * 4.0 * apart.mean(-1)[counted].sum()
-            losses = F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="none")
-            ce = losses.mean(-1).sum()
-        else:
-            distance = (target - logits["student"]).square().mean(-1)
-            p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
-            if kind == "layers":  # Jensen-Shannon
-                m = ((p.exp() + q.exp()) / 2).log()
-                apart = 200.0 * (p.exp() * (p - m) + q.exp() * (q - m)).sum(-1) / 2
-            else:
-                apart = (p.exp() * (p - q)).sum(-1)
-            kl = 0.5 * 4.0 * apart[counted].sum()
-            ce = F.cross_entropy(scores, labels, reduction="sum")
-        parts = {"cross_entropy": ce, "kl": kl}
-        if task != "masked-lm":
-            maps = iter(projections.values())  # a teacher's pairs, then the next one's
-            parts["hidden_mse"] = sum(
-                (
-                    next(maps)(outputs["student"].hidden_states[own][:, 0])
-                    - outputs[name].hidden_states[other][:, 0].detach()
-                )
-                .square()
-                .mean(-1)[counted]
-                .sum()
-                for name in teachers
-                for own, other in PAIRS.get(kind, [(-1, -1)])
-            )
-            if kind == "layers":
-                del parts["cross_entropy"]
-            else:
-                parts["logit_mse"] = 0.1 * distance[counted].sum()
-        sums = {name: sums.get(name, 0.0) + part for name, part in parts.items()}
-    return {
-        name: total / (labelled if name == "cross_entropy" else rows)
-        for name, total in sums.items()
-    }
-
-
-def _losses_of_grown(student: Any, teacher: Any, batches: list[Batch]) -> dict[str, torch.Tensor]:
-    """All tokens are labels; the teacher's terms are over those that it knows, and their rows."""
-    sums: dict[str, Any] = {"cross_entropy": 0.0, "kl": 0.0, "logit_mse": 0.0}
-    counts = dict.fromkeys(sums, 0)
-    for batch in batches:
-        view, sets = batch.views["student"], batch.row_sets
-        own, other = (
-            model(**view.model_inputs()).logits.flatten(0, 1)[view.positions]
-            for model in (student, teacher)
-        )
-        other, same = other.detach(), own[:, :VOCABULARY]
-        p, q = F.log_softmax(other / 2, -1), F.log_softmax(same / 2, -1)
-        rows = {"cross_entropy": sets["labelled"], "kl": sets["tokens"], "logit_mse": sets["all"]}
-        labels = batch.labels[sets["labelled"]]
-        parts = {
-            "cross_entropy": F.cross_entropy(own[sets["labelled"]], labels, reduction="sum"),
-            "kl": 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[rows["kl"]].sum(),
-            "logit_mse": 0.1 * (other - same).square().mean(-1)[rows["logit_mse"]].sum(),
-        }
-        sums = {name: sums[name] + part for name, part in parts.items()}
-        counts = {name: counts[name] + len(rows[name]) for name in sums}
-    return {name: total / counts[name] for name, total in sums.items()}
-
-
-def _losses_of_tokens(
-    terms: dict[str, dict[str, Any]],
-    student: Any,
-    teacher: Any,
-    projections: Any,
-    batches: list[Batch],
-) -> dict[str, torch.Tensor]:
-    """Text by text, token by token: maps are made of what each layer's own projections give."""
-    sums: dict[str, Any] = dict.fromkeys(terms, 0.0)
-    tokens = masked = 0
-    for batch in batches:
-        view = batch.views["student"]
-        assert isinstance(view, PaddedView)
-        outputs = {
-            name: model(**view.model_inputs(), output_hidden_states=True)
-            for name, model in {"s": student, "t": teacher}.items()
-        }
-        known = batch.row_sets["all"]
-        where = view.positions[known] if view.positions is not None else known
-        q, p = (out.logits.flatten(0, 1)[where] / 2 for out in outputs.values())
-        p, q = F.log_softmax(p.detach(), -1), F.log_softmax(q, -1)
-        parts: dict[str, Any] = {
-            "kl": 0.5 * 4.0 * (p.exp() * (p - q)).sum(),
-            "cross_entropy": F.cross_entropy(
-                outputs["s"].logits.flatten(0, 1)[where], batch.labels[known], reduction="sum"
-            ),
-        }
-        masked += len(known)
-        some = len(batch.row_sets["tokens"]) > 0
-        for number, length in enumerate(view.attention_mask.sum(1).tolist() if some else ()):
-            tokens += length
-            states = {
-                name: [state[number, :length] for state in output.hidden_states]
-                for name, output in outputs.items()
-            }
-            if "hidden_mse" in terms:
-                for own, other in ((0, 0), (2, 2)):
-                    mapped = projections[f"first={own}-{other}"](states["s"][own])
-                    distance = (mapped - states["t"][other].detach()).square().mean(-1).sum()
-                    parts["hidden_mse"] = parts.get("hidden_mse", 0.0) + distance
-            for name, settings in terms.items():
-                if name in ("attention_kl", "attention_mse", "relation_kl"):
-                    parts[name] = parts.get(name, 0.0) + _of_attention(
-                        name, settings, (student, states["s"]), (teacher, states["t"])
-                    )
-        sums = {name: sums[name] + parts.get(name, 0.0) for name in sums}
-    return {
-        name: torch.as_tensor(total / (masked if name in ("kl", "cross_entropy") else tokens))
-        for name, total in sums.items()
-    }
-
-
-def _of_attention(name: str, settings: dict[str, Any], student: Any, teacher: Any) -> torch.Tensor:
-    """A term's loss of one text, summed over its tokens. student, teacher: the model, and the
-    states [length, H] before and after each layer."""
-    layers = settings.get("layers", {2: 2})
-    total = torch.zeros(())
-    for own, other in ({1: 1, 2: 2} if layers == "every" else layers).items():
-        each = []
-        for (model, states), layer in ((student, own), (teacher, other)):
-            attention = model.bert.encoder.layer[layer - 1].attention.self
-            projections = {"queries": attention.query, "keys": attention.key}
-            projections["values"] = attention.value
-            heads = settings.get("heads", 2) if name == "relation_kl" else 2
-            found = {
-                what: of(states[layer - 1]).unflatten(-1, (heads, -1)).transpose(0, 1)
-                for what, of in projections.items()
-            }
-            if name == "relation_kl":
-                scores = [found[what] @ found[what].mT for what in settings.get("of", found)]
-            else:
-                scores = [found["queries"] @ found["keys"].mT]
-            width = found["keys"].shape[-1]
-            each.append(torch.stack(scores) / width**0.5)
-        mine, wanted = each[0], each[1].detach()
-        if name == "attention_mse":
-            total = total + (mine - wanted).square().mean(dim=(1, 3)).sum()
-        else:
-            p, q = wanted.log_softmax(-1), mine.log_softmax(-1)
-            total = total + (p.exp() * (p - q)).sum(-1).mean(1).sum()
-    return settings.get("weight", 1.0) * total
-
-
-def _against_partial(
-    student: torch.Tensor, targets: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row the KL at temperature 2 and the squared distance, the mean over teachers, each
-    over the classes that it knows: [n] both."""
-    kl = distance = torch.zeros(len(student))
-    for name, scores in targets.items():
-        known = PARTIAL.get(name, {label: [label] for label in range(CLASSES)})
-        mine = student[:, list(known)]
-        sums = [scores[:, outputs].exp().sum(-1).log() for outputs in known.values()]
-        wanted = torch.stack(sums, -1)
-        p, q = F.log_softmax(wanted / 2, -1), F.log_softmax(mine / 2, -1)
-        kl = kl + (p.exp() * (p - q)).sum(-1) / len(targets)
-        distance = distance + (wanted - mine).square().mean(-1) / len(targets)
-    return kl, distance

@@ -53,6 +53,7 @@ def launch(folder: Path, ranks: int, scenarios: list[str]) -> Launch:
         "PYTHONPATH": os.pathsep.join(
             [
                 str(HERE),
+                str(HERE.parent),
                 str(HERE.parents[1] / "tools" / "benchmarks"),
                 os.environ.get("PYTHONPATH", ""),
             ]

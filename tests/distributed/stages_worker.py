@@ -13,47 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import reference
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_grad
 from rank_memory import held_bytes
-from reference import (
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    LOW,
-    MICRO_BATCHES,
-    PARTIAL,
-    SCENARIOS,
-    STEPS,
-    TOTAL_STEPS,
-    WARMUP_STEPS,
-    WEIGHT_DECAY,
-    Scenario,
-    auto_class,
-    make_student,
-    make_teacher,
-    make_terms,
-    max_grad_norm,
-    step_batches,
-    table,
-    teacher_names,
-)
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from ds_distill.engine.config import deepspeed_config, zero_stage
-from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.losses import logits
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.labels import LabelMap
 from ds_distill.models.packing import packed_attention
 from ds_distill.recipe.training import Training
-from ds_distill.routing import ExpertiseTable, Fitted, Router
-from ds_distill.routing.gate import Gate
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView
 
@@ -62,57 +38,30 @@ results: dict[str, Any] = {}
 kept_logits = logits.LOGIT_BYTES["cpu"]
 
 
-def known_experts() -> Fitted:
-    """The reference's expertise table; its policy reads nothing else that is fitted."""
-    experts = ExpertiseTable.from_json(table())
-    classes = len(experts.total)
-    nothing = Gate(torch.zeros(0, classes), torch.zeros(classes), reads_states=False)
-    temperatures = dict.fromkeys(experts.teachers, 1.0)
-    keys = torch.zeros(0, 2, dtype=torch.int64)
-    return Fitted(experts, temperatures, nothing, keys)
-
-
-def build(about: Scenario, folder: Path, config: dict[str, Any]) -> Bundle:
-    task, kind, policy = about.task, about.batches, about.policy
-    student = make_student(task, kind)
+def build(about: reference.Scenario, folder: Path, config: dict[str, Any]) -> Bundle:
+    task, teachers, kind = about.task, {}, reference.auto_class(about.task)
     with sharded_loading(config):
-        teachers = {}
-        for name in teacher_names(task):
+        for name in reference.teacher_names(task):
             place = folder / task / name
             attention = None
             if about.packed:
                 attention = packed_attention(AutoConfig.from_pretrained(place))
-            teachers[name] = auto_class(task).from_pretrained(place, attn_implementation=attention)
+            teachers[name] = kind.from_pretrained(place, attn_implementation=attention)
     # Sharded from the first moment, not when the engine starts.
     loaded = [p for teacher in teachers.values() for p in teacher.parameters()]
     assert all(hasattr(p, "ds_tensor") == (zero_stage(config) == 3) for p in loaded)
-    widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
-    terms = make_terms(task, kind, student.config.hidden_size, widths)
-    router = None
-    if policy == "partial":
-        maps = {
-            name: LabelMap(tuple(map(tuple, known.values())), tuple(known))
-            for name, known in PARTIAL.items()
-        }
-        router = Router({"policy": "average", "mix": "losses"}, temperature=2.0)
-        return Bundle(student, teachers, terms, router, label_maps=maps)
-    if len(teachers) > 1:
-        router = Router(
-            policy,
-            temperature=2.0,
-            fitted=known_experts() if policy == "expertise" else None,
-        )
-    return Bundle(student, teachers, terms, router)
+    return reference.make_bundle(task, about.batches, about.policy, teachers)
 
 
-def run(name: str, about: Scenario, folder: Path) -> None:
-    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+def run(name: str, about: reference.Scenario, folder: Path) -> None:
+    """Train some steps; keep losses, gradients of the first step and final weights."""
     task, batches, ahead = about.task, about.batches, about.ahead
     # A grown student's are as many as a large vocabulary has: none is kept.
     logits.LOGIT_BYTES["cpu"] = 1 if batches == "grown" else kept_logits
-    accumulation = MICRO_BATCHES // world.size
+    accumulation = reference.MICRO_BATCHES // world.size
+    limit = reference.max_grad_norm(task, batches)
     training = Training(
-        batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=max_grad_norm(task, batches)
+        batch_size=8 * reference.MICRO_BATCHES, micro_batch_size=8, max_grad_norm=limit
     )
     config = deepspeed_config(config_file(about.config, folder), training, world.size)
     bundle = build(about, folder, config)
@@ -121,18 +70,18 @@ def run(name: str, about: Scenario, folder: Path) -> None:
         bundle,
         config,
         world,
-        OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS, BETA2, EPSILON),
+        reference.OPTIMIZER,
         student_resident=about.resident,
         together=ahead * accumulation,
     )
     before = teacher_bits(bundle)
     gradients = Gradients(engine)
     losses = []
-    steps = [step_batches(task, batches, number) for number in range(STEPS)]
+    steps = [reference.step_batches(task, batches, number) for number in range(reference.STEPS)]
     if about.packed:
         steps = [[with_packed_teachers(batch) for batch in everyone] for everyone in steps]
     own = [everyone[world.rank :: world.size] for everyone in steps]
-    for first in range(0, STEPS, ahead):
+    for first in range(0, reference.STEPS, ahead):
         for micro_batches in engine.read_ahead(own[first : first + ahead]):
             parts = engine.train_step(micro_batches)
             total = world.sum(torch.stack(list(parts.values())))
@@ -246,13 +195,13 @@ def main(folder: Path) -> None:
     gc.freeze()
     if world.is_main:
         for task in ("classification", "other families", "masked-lm"):
-            for name in teacher_names(task):
-                make_teacher(task, name).save_pretrained(folder / task / name)
+            for name in reference.teacher_names(task):
+                reference.make_teacher(task, name).save_pretrained(folder / task / name)
     world.barrier()
     # A CPU without fp16 computes it in software; DeepSpeed has to be told that it may.
     get_accelerator().is_fp16_supported = lambda: True
     for name in sys.argv[2:]:
-        run(name, {**SCENARIOS, **LOW}[name], folder)
+        run(name, {**reference.SCENARIOS, **reference.LOW}[name], folder)
     if world.is_main:
         (folder / "port").write_text(os.environ["MASTER_PORT"])
         (folder / "results.json").write_text(json.dumps(results))

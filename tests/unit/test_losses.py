@@ -1,10 +1,16 @@
-"""Loss terms against their equations in float64, and the bundle that adds them up."""
+"""Loss terms, also of inner layers, with divergences and tolerances, against slow
+transcriptions of their equations in float64, gradients too; and the bundle that adds them up."""
 
-import copy
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from cases import CASES
 from families import VOCABULARY, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +20,7 @@ from ds_distill.losses import CrossEntropy, Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.reads import Reads
-from ds_distill.recipe.terms import TERMS, losses_of
+from ds_distill.recipe.terms import HiddenMSELoss, losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
@@ -40,10 +46,10 @@ def make_batch(labels=LABELS, dummy=(), **given):
 
 
 def term_of(name, section, **widths):
+    """Of a student of two layers, and teachers of four."""
     torch.manual_seed(0)  # projections
-    return build_terms(losses_of({name: section}), TermInputs(widths.pop("student", 5), widths))[
-        name
-    ]
+    inputs = TermInputs(widths.pop("student", 5), widths, 2, dict.fromkeys(widths, 4))
+    return build_terms(losses_of({name: section}), inputs)[name]
 
 
 def divergence(teacher, student, temperature):
@@ -52,10 +58,11 @@ def divergence(teacher, student, temperature):
     return temperature**2 * (p * (p.log() - q.log())).sum(dim=-1)
 
 
-def check_term(term, wanted, student, teachers, target, batch):
-    """Values and student gradients, rows weighted unlike."""
+def check_term(term, wanted, student, batch, teachers=None, target=None, *, states=False):
+    """Values and gradients of the student's logits, or states, of rows that are weighted unlike."""
     given = student.clone().requires_grad_()
-    rows = term(Seen(Signals(given), batch, teachers, target=target))
+    own = Signals(randn(ROWS, CLASSES), {-1: given}) if states else Signals(given)
+    rows = term(Seen(own, batch, teachers or {}, target=target))
     counted = batch.row_sets[term.rows]
     assert rows.shape == counted.shape and rows.dtype == torch.float32
     upstream = torch.linspace(0.5, 2, len(rows))
@@ -69,6 +76,11 @@ def check_term(term, wanted, student, teachers, target, batch):
     assert (gradient[others] == 0).all()
 
 
+def taught(states):
+    """A teacher's states; of another dtype, as in a cache."""
+    return {"t": Signals(randn(ROWS, CLASSES), {-1: states})}
+
+
 # --------------------------------------------------------------------------------- terms
 
 
@@ -79,7 +91,7 @@ def test_cross_entropy_of_labelled_rows():
     def wanted(z):
         return -0.3 * torch.log_softmax(z, dim=-1)[torch.arange(ROWS), labelled]
 
-    check_term(term, wanted, randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
+    check_term(term, wanted, randn(ROWS, CLASSES), make_batch(dummy=[1]))
 
 
 @given(
@@ -108,7 +120,7 @@ def test_class_weights_have_mean_one_over_the_training_examples(labels, named, s
         own = torch.tensor([weights[label] / mean for label in labels], dtype=torch.float64)
         return -0.5 * own * torch.log_softmax(z, dim=-1)[torch.arange(len(labels)), labels]
 
-    check_term(term, wanted, student, {}, None, batch)
+    check_term(term, wanted, student, batch)
     alike = term(Seen(Signals(torch.zeros(len(labels), CLASSES)), batch))
     assert alike.mean().item() == pytest.approx(0.5 * math.log(CLASSES), rel=1e-5)
     if named == "balanced":  # each class that occurs has the same part of the loss
@@ -140,7 +152,7 @@ def test_mixed_losses_are_the_weighted_sum_over_teachers(name):
         return sum(w * loss for w, loss in zip(weights.double(), losses, strict=True))
 
     term = term_of(name, {"temperature": 2.0} if name == "kl" else {})
-    check_term(term, wanted, randn(ROWS, CLASSES), teachers, Target(None, weights), make_batch())
+    check_term(term, wanted, randn(ROWS, CLASSES), make_batch(), teachers, Target(None, weights))
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -176,34 +188,21 @@ def test_confidence_penalty_is_the_negative_entropy():
         p = torch.softmax(z, dim=-1)
         return -0.3 * -(p * p.log()).sum(dim=-1)
 
-    check_term(term, wanted, 3 * randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
-
-
-def check_states(term, wanted, student, teacher, batch):
-    """Values and gradients of the student's states; teacher: of another dtype, as in a cache."""
-    given_state = student.clone().requires_grad_()
-    signals = {"t": Signals(randn(ROWS, CLASSES), {-1: teacher})}
-    rows = term(Seen(Signals(randn(ROWS, CLASSES), {-1: given_state}), batch, signals))
-    counted = batch.row_sets[term.rows]
-    assert rows.shape == counted.shape and rows.dtype == torch.float32
-    exact = student.double().requires_grad_()
-    losses = wanted(exact, teacher.double())[counted]
-    torch.testing.assert_close(rows.double(), losses, rtol=1e-5, atol=1e-6)
-    upstream = torch.linspace(0.5, 2, len(rows))
-    [gradient] = torch.autograd.grad((upstream * rows).sum(), given_state)
-    [exact_gradient] = torch.autograd.grad((upstream.double() * losses).sum(), exact)
-    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=1e-4, atol=1e-6)
+    check_term(term, wanted, 3 * randn(ROWS, CLASSES), make_batch(dummy=[1]))
 
 
 @pytest.mark.parametrize("dummy", [[], [1, 4], range(ROWS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_cosine(dummy, dtype):
-    def wanted(s, t):
+    term, teacher = term_of("cosine", {"weight": 0.7}, t=5), randn(ROWS, 5, seed=1).to(dtype)
+
+    def wanted(s):
+        t = teacher.double()
         dot = (s * t).sum(dim=-1)
         return 0.7 * (1 - dot / (s.pow(2).sum(dim=-1).sqrt() * t.pow(2).sum(dim=-1).sqrt()))
 
-    term, teacher = term_of("cosine", {"weight": 0.7}, t=5), randn(ROWS, 5, seed=1).to(dtype)
-    check_states(term, wanted, randn(ROWS, 5), teacher, make_batch(dummy=dummy))
+    batch = make_batch(dummy=dummy)
+    check_term(term, wanted, randn(ROWS, 5), batch, taught(teacher), states=True)
 
 
 def boundary(s, t, margin):
@@ -229,11 +228,11 @@ def test_activation_boundary(margin, width, dummy):
         teacher[2, 1] = 0.0  # rho(0) is 0
         assert term.map is None
 
-    def wanted(s, t):
-        mapped = t if term.map is None else t @ term.map.double().T
+    def wanted(s):
+        mapped = teacher.double() if term.map is None else teacher.double() @ term.map.double().T
         return 0.5 * boundary(s, mapped, margin)
 
-    check_states(term, wanted, student, teacher, make_batch(dummy=dummy))
+    check_term(term, wanted, student, make_batch(dummy=dummy), taught(teacher), states=True)
 
 
 MAP = [-0.431641, 0.114124, -0.160634]
@@ -378,19 +377,6 @@ def test_micro_batches_add_up_to_the_batch(cut, policy):
     torch.testing.assert_close(whole["loss"].detach(), shares)
 
 
-def test_a_batch_of_dummy_rows_is_counted_nowhere():
-    bundle, _ = make_bundle()
-    real, dummy = classifier_batch(), part_of(classifier_batch(), 0, 1)
-    dummy.row_sets.update({name: rows[:0] for name, rows in dummy.row_sets.items()})
-    bundle.eval()
-    bundle(real)["loss"].backward()
-    wanted = gradients(bundle)
-    bundle.zero_grad()
-    (bundle(real)["loss"] + bundle(dummy)["loss"]).backward()
-    torch.testing.assert_close(gradients(bundle), wanted, rtol=0, atol=0)
-    assert bundle(dummy)["loss"].item() == 0.0
-
-
 def test_a_batch_without_labels_has_no_cross_entropy():
     bundle, _ = make_bundle(losses=losses_of({"cross_entropy": {}, "kl": {}}))
     batch = classifier_batch()
@@ -399,22 +385,6 @@ def test_a_batch_without_labels_has_no_cross_entropy():
     result = bundle(batch)
     assert result["cross_entropy"].item() == 0.0
     assert result["loss"].item() == result["kl"].item() > 0
-
-
-def test_teachers_are_frozen_and_never_in_training_mode():
-    bundle, teachers = make_bundle()
-    before = copy.deepcopy({name: teacher.state_dict() for name, teacher in teachers.items()})
-    bundle.train()
-    assert bundle.student.training
-    assert not any(m.training for teacher in teachers.values() for m in teacher.modules())
-    bundle(classifier_batch())["loss"].backward()
-    for teacher in teachers.values():
-        assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
-    trained = [n for n, p in bundle.named_parameters() if p.grad is not None]
-    assert {name.split(".")[0] for name in trained} == {"student", "terms"}
-    assert {"terms.hidden_mse.projections.first.weight"} <= set(trained)
-    for name, teacher in teachers.items():
-        torch.testing.assert_close(teacher.state_dict(), before[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("policy", ["average", "random", "ca-mkd", "mt-bert"])
@@ -462,11 +432,6 @@ def test_masked_lm_rows_go_through_the_same_bundle():
         torch.testing.assert_close(result[name].double(), value.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_every_term_of_the_recipe_is_built():
-    terms = build_terms(losses_of({name: {} for name in TERMS}), TermInputs(4, {"t": 4}))
-    assert list(terms) == list(TERMS)
-
-
 class Unlike(Term):
     """Reads a layer of the student and others of the teachers, and no logits."""
 
@@ -511,3 +476,154 @@ def test_states_that_were_not_cached_are_named(layer, which):
     student, teacher = (Signals(randn(ROWS, 4), hidden) for hidden in (states, {0: states[0]}))
     with pytest.raises(ValueError, match=which):
         term(Seen(student, make_batch(), {"t": teacher}))
+
+
+MAPS: list[Any] = ["last", "uniform", {0: 0}, {1: 2, 2: 3}, {2: 4, 1: 4}]
+PAIRS = [[(-1, -1)], [(1, 2), (2, 4)], [(0, 0)], [(1, 2), (2, 3)], [(2, 4), (1, 4)]]
+
+
+def states(layers: list[int], width: int, seed: int) -> dict[int, torch.Tensor]:
+    return {layer: randn(ROWS, width, seed=seed + layer + 1) for layer in dict.fromkeys(layers)}
+
+
+def close(ours: torch.Tensor | None, exact: torch.Tensor | None) -> None:
+    assert ours is not None and exact is not None
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def squares(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Rohanian et al. 2022, equation 12: the MSE of a pair of states, neuron by neuron."""
+    return sum((x - y) ** 2 for x, y in zip(image, taught, strict=True)) / len(taught)
+
+
+def unit_vectors(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Half of Patient KD's loss (Sun et al. 2019, equation 7), which is 1 - cos, as of VE-KD
+    (appendix D)."""
+    a, b = (sum(x * x for x in vector) ** 0.5 for vector in (image, taught))
+    return sum((x / a - y / b) ** 2 for x, y in zip(image, taught, strict=True)) / 2
+
+
+@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
+@pytest.mark.parametrize("dummy", [[1, 4], range(ROWS)])
+@pytest.mark.parametrize(
+    ("name", "section", "widths", "distance"),
+    [
+        ("hidden_mse", {}, {"a": 3, "half": 8}, squares),
+        ("hidden_mse", {"map": False}, {"t": 5}, squares),
+        ("cosine", {}, {"t": 5}, unit_vectors),
+        ("cosine", {}, {"t": 7}, unit_vectors),
+    ],
+)
+def test_teachers_and_pairs_are_summed(
+    name: str,
+    section: dict[str, Any],
+    widths: dict[str, int],
+    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    layers: Any,
+    pairs: Any,
+    dummy: Any,
+) -> None:
+    """Of the student's states, or of their image by a trained map for each teacher and pair."""
+    term = term_of(name, {"weight": 0.7, "layers": layers, **section}, **widths)
+    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
+    taught = {t: states([j for _, j in pairs], width, 20 * width) for t, width in widths.items()}
+    assert term.reads == Reads(set(own), logits=False)
+    for teacher, found in taught.items():
+        assert term.teacher_reads(teacher) == Reads(set(found), logits=False)
+    signals = {teacher: Signals(randn(ROWS, CLASSES), found) for teacher, found in taught.items()}
+    batch = make_batch(dummy=dummy)
+    rows = term(Seen(Signals(randn(ROWS, CLASSES), own), batch, signals))
+    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
+    maps = [weight.detach().double().requires_grad_() for weight in term.parameters()]
+    assert len(maps) == (0 if widths == {"t": 5} else len(widths) * len(pairs))
+    compared = [(teacher, i, j) for teacher in widths for i, j in pairs]
+    wanted = []
+    for row in batch.row_sets["all"].tolist():
+        total = torch.zeros((), dtype=torch.float64)
+        for number, (teacher, i, j) in enumerate(compared):
+            image = maps[number] @ exact[i][row] if maps else exact[i][row]
+            total = total + distance(image, taught[teacher][j][row].double())
+        wanted.append(0.7 * total)
+    assert rows.shape == (len(wanted),)
+    if not wanted:
+        no_rows = Signals(randn(0, CLASSES), {n: s[:0] for n, s in own.items()})
+        loss = rows.sum() + term.idle(no_rows)
+        loss.backward()
+        assert loss == 0 and not any(weight.grad.any() for weight in term.parameters())
+        return
+    close(rows, torch.stack(wanted))
+    factors = torch.linspace(0.5, 2, len(rows))
+    (factors * rows).sum().backward()
+    (factors.double() * torch.stack(wanted)).sum().backward()
+    trained = [(own[n], exact[n]) for n in own] + [*zip(term.parameters(), maps, strict=True)]
+    for ours, slow in trained:
+        torch.testing.assert_close(ours.grad.double(), slow.grad, rtol=1e-4, atol=1e-5)
+
+
+DIVERGENCES = {
+    case.name: case.rows for case in CASES if case.name in ("kl", "reverse_kl", "js", "tv")
+}
+
+
+@pytest.mark.parametrize("on", ["row", "mean"])
+@pytest.mark.parametrize("open_", [True, False])
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_divergences_with_a_tolerance(name: str, open_: bool, on: str) -> None:
+    batch = make_batch(dummy=[2])
+    counted = batch.row_sets["all"]
+    student, teacher = randn(ROWS, CLASSES), randn(ROWS, CLASSES, seed=1)
+    exact = student.double().requires_grad_()
+    losses = 0.7 * DIVERGENCES[name]([exact], [teacher.double()], 2.0)[counted]
+    middle = losses.mean().item()
+    tolerance = middle * (0.9 if open_ else 1.1)
+    if on == "row":
+        wanted = (losses - tolerance).clamp(min=0).sum()
+    else:
+        wanted = len(losses) * (losses.mean() - tolerance).clamp(min=0)
+    section = {"weight": 0.7, "temperature": 2.0, "divergence": name}
+    hinge = {"tolerance": tolerance, "tolerance_on": on}
+    given_logits = student.clone().requires_grad_()
+    taught = {"t": Signals(teacher)}
+    rows = term_of("kl", {**section, **hinge}, t=5)(Seen(Signals(given_logits), batch, taught))
+    assert rows.shape == counted.shape
+    close(rows.sum(), wanted)
+    rows.sum().backward()
+    wanted.backward()
+    torch.testing.assert_close(given_logits.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    assert bool(given_logits.grad.any()) == (open_ or on == "row")
+
+
+@pytest.mark.parametrize("name", ["logit_mse", "hidden_mse", "cosine", "activation_boundary"])
+@pytest.mark.parametrize("on", ["row", "mean"])
+def test_every_distillation_term_has_a_tolerance(name: str, on: str) -> None:
+    student = Signals(randn(ROWS, CLASSES), {-1: randn(ROWS, 5)})
+    teacher = {"t": Signals(randn(ROWS, CLASSES, seed=1), {-1: randn(ROWS, 5, seed=2)})}
+    batch = make_batch()
+    plain = term_of(name, {"weight": 0.7}, t=5)(Seen(student, batch, teacher))
+    middle = plain.mean().item()
+    for tolerance in (0.9 * middle, 1.1 * middle):
+        term = term_of(name, {"weight": 0.7, "tolerance": tolerance, "tolerance_on": on}, t=5)
+        rows = term(Seen(student, batch, teacher))
+        if on == "row":
+            wanted = sum(max(loss - tolerance, 0.0) for loss in plain.tolist())
+        else:
+            wanted = ROWS * max(middle - tolerance, 0.0)
+        assert rows.sum().item() == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+@given(st.integers(1, 24), st.integers(1, 24))
+@settings(max_examples=100, deadline=None)
+def test_uniform_ends_at_the_last_layer(student: int, teacher: int) -> None:
+    uniform = HiddenMSELoss(layers="uniform")
+    if teacher % student:
+        with pytest.raises(ValueError, match="no multiple"):
+            uniform.pairs(student, teacher)
+        return
+    pairs = uniform.pairs(student, teacher)
+    assert pairs[-1] == (student, teacher) and [own for own, _ in pairs] == [*range(1, student + 1)]
+    assert len({b - a for (_, a), (_, b) in pairwise(pairs)}) <= 1
+    if student == teacher:
+        assert HiddenMSELoss(layers="every").pairs(student, teacher) == pairs
+    else:
+        with pytest.raises(ValueError, match="layers and the teacher"):
+            HiddenMSELoss(layers="every").pairs(student, teacher)

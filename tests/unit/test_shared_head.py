@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import plain_adamw
+from families import NO_DROPOUT, built
+from families import SIZES as OF_ALL
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     get_linear_schedule_with_warmup,
 )
@@ -30,32 +32,16 @@ from ds_distill.routing import Router
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
-STEPS, CLASSES, RATE, DECAY, MAX_NORM = 4, 3, 1e-3, 1.0, 7.0
+STEPS, CLASSES, RATE, DECAY, MAX_NORM = 4, 3, 1e-3, 1.0, 9.0
 """The decay is a hundred times the usual, and the norm between those of the steps."""
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-    "embedding_size": 8,
-    "initializer_range": 0.3,
-    "num_labels": CLASSES,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "seq_classif_dropout": 0.0,
-    "hidden_dropout_prob": 0.0,
-    "classifier_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "pooler_hidden_size": 16, "num_labels": CLASSES}
+DROPOUT = ("dropout", "attention_dropout", "seq_classif_dropout", "classifier_dropout_prob")
 
 
 def make(family: str, seed: int) -> Any:
-    torch.manual_seed(seed)
-    sizes = {**SIZES, "pooler_hidden_size": SIZES["hidden_size"]}
-    return AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **sizes))
+    more = {**SIZES, **NO_DROPOUT, **dict.fromkeys(DROPOUT, 0.0)}
+    return built(family, AutoModelForSequenceClassification, "eager", seed, **more).train()
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -80,11 +66,7 @@ def plain_loop(models: dict[str, Any], batches: list[Batch]) -> tuple[list[dict[
     heads = [layers_of(model) for model in models.values()]
     own = {id(p) for layers in heads[1:] for layer in layers for p in layer.parameters()}
     every = [p for model in models.values() for p in model.parameters()]
-    groups = [
-        {"params": [p for p in every if p.ndim > 1], "weight_decay": DECAY},
-        {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, lr=RATE)
+    adam = plain_adamw(every, DECAY, lr=RATE)
     schedule = get_linear_schedule_with_warmup(adam, 1, STEPS + 2)
     told, scaled = [], 0
     for batch in batches:
@@ -178,7 +160,7 @@ def test_the_head_is_drawn_from_the_seed() -> None:
 
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert all(map(torch.equal, first, again)) and not any(map(torch.equal, first, other))
-    assert float(first[0].std()) == pytest.approx(SIZES["initializer_range"], rel=0.2)
+    assert float(first[0].std()) == pytest.approx(OF_ALL["initializer_range"], rel=0.2)
 
 
 def cross_entropy(logits: torch.Tensor, label: int) -> torch.Tensor:
