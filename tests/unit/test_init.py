@@ -23,6 +23,7 @@ from transformers import AutoConfig
 
 from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
+from ds_distill.init.recipe import read_teachers
 
 SIZES = {"train": 60, "validation": 40, "test": 40}
 
@@ -344,6 +345,15 @@ def test_squads_nested_form_is_refused_with_the_way_out(indent, init, tmp_path):
     file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}, indent=indent))
     with pytest.raises(UserError, match=r"SQuAD's nested form .* question, context and answers"):
         init(file)
+
+
+def test_a_model_that_names_no_architecture_is_fine_tuned_first(models, tmp_path):
+    copied = shutil.copytree(models / "first", tmp_path / "copied")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"architectures": None}))
+    for folder, has_head in ((models / "first", True), (copied, False)):
+        [teacher] = read_teachers([str(folder)], "single-label", TOY_LABELS)
+        assert teacher.has_head == has_head and bool(teacher.outputs) == has_head
 
 
 def test_without_a_teacher_it_is_roberta_large(tmp_path, monkeypatch):

@@ -347,7 +347,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert of_one.rows[0][0] == "checkpoint=first, learning_rate=1e-06, batch_size=16"
     assert str(of_one.rows[1][-1]) == "+28.5 (+22.1 to +34.9)*"
     assert len(of_two.rows) == 1
-    assert "chosen" not in of_one.text() and "student: " not in of_one.text()
+    assert "hosen" not in of_one.text() and "student: " not in of_one.text()
     three = [one.variant for one in suite_runs(suite, {**TWO, "third": "c"}, Path("."))]
     done = ended(three, score, lambda run: score(run) or 0.0)
     means = suite_results(three, done, "second", suite.weights())["checkpoints"]["third"]["mean"]
