@@ -28,7 +28,7 @@ from ds_distill.process import signals as stopping
 from ds_distill.process.signals import Stopped
 from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog
 from ds_distill.run.execute import execute
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import TRAINING_RECORD, RunFolder
 from ds_distill.training import checkpoints
 from ds_distill.training.checkpoints import Checkpoints
 
@@ -176,6 +176,8 @@ def test_a_kill_while_models_are_published(renames, tmp_path, monkeypatch):
         weights = (folder.model(0, output) / "weights").read_text()
         assert weights == f"{output} {0 if renames else 1}"
     assert sorted(file.name for file in path.iterdir()) == ["models"]
+    (folder.model(0, "other") / TRAINING_RECORD).unlink()
+    assert folder.finished_training(0, "both", both) is None, "that one is to be trained again"
 
 
 def test_a_phase_takes_the_seconds_of_all_its_starts(recipe, tmp_path, monkeypatch):
