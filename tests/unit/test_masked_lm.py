@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from kinds import texts_split
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
@@ -69,10 +70,7 @@ def test_other_files_are_read_without_looking_at_their_labels(tmp_path: Path) ->
 def make_collator(
     folder: Path, model: Path, cached: CachedSignals | None = None, **options: Any
 ) -> Collator:
-    keys = content_keys(TEXTS)
-    split = datasets.Dataset.from_dict(
-        {"text": TEXTS, "label": [-1] * len(TEXTS), "key_hi": keys[:, 0], "key_lo": keys[:, 1]}
-    )
+    split = texts_split(TEXTS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenise(split, tokenizer, 16, folder / "tokens.arrow")
     table = TokenTable(folder / "tokens.arrow", tokenizer)
@@ -156,9 +154,7 @@ def test_every_token_may_be_a_row_and_the_masks_stay(
 
 def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
     """A row is one token in all views: with other lengths it would be another one in each."""
-    split = datasets.Dataset.from_dict(
-        {"text": TEXTS, "label": [-1] * len(TEXTS), "key_hi": [1] * 5, "key_lo": [*range(5)]}
-    )
+    split = texts_split(TEXTS)
     tables = {}
     for name, family in {"student": "bert", "teacher": "roberta"}.items():
         tokenizer = AutoTokenizer.from_pretrained(tiny_models[family])
