@@ -3,7 +3,7 @@ for byte, as if nothing had been; only the files that they lie in are others."""
 
 from __future__ import annotations
 
-from unit.test_cache_kills import Series
+from unit.test_cache_builds import Series
 
 
 def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
