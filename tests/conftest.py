@@ -10,14 +10,17 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import budget
 import hypothesis
 import numpy as np
 import psutil
 import pytest
+from processes import ended
 from toys import (
     TOY_WORDS,
     make_tiny_bert,
@@ -100,13 +103,10 @@ def parts_as_before() -> Iterator[None]:
     from ds_distill.recipe.tasks import TASKS
     from ds_distill.recipe.terms import TERMS
 
-    tables: list[dict[str, Any]] = [PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS]
-    tables += METRICS.values()
-    before = [dict(table) for table in tables]
-    yield
-    for table, was in zip(tables, before, strict=True):
-        table.clear()
-        table.update(was)
+    with ExitStack() as restored:
+        for table in (PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS, *METRICS.values()):
+            restored.enter_context(patch.dict(table))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -157,13 +157,8 @@ def vocabularies(vocabs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """Folders of tokenizers with the vocabularies of `vocabs`."""
     from transformers import AutoTokenizer, RobertaTokenizer
 
-    kinds = {
-        "bert-base-cased": "bert",
-        "pubmedbert-uncased": "bert",
-        "deberta-v3-base": "deberta-v2",
-        "roberta-base": "roberta",
-        "albert-base": "albert",
-    }
+    kinds = {"bert-base-cased": "bert", "pubmedbert-uncased": "bert", "albert-base": "albert"}
+    kinds |= {"deberta-v3-base": "deberta-v2", "roberta-base": "roberta"}
     root = tmp_path_factory.mktemp("vocabularies")
     for name, kind in kinds.items():
         folder = root / name
@@ -234,22 +229,18 @@ CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def ds_distill(command_environment: dict[str, str]) -> Iterator[CommandLine]:
-    """Run `ds-distill` in a process of its own, with captured output: in a fork of one that has the
-    libraries loaded, but for commands that start ranks or are given an environment."""
+    """Run `ds-distill` with captured output in a process that must end with `code`: a fork of one
+    that has the libraries loaded, but for commands that start ranks or are given an environment."""
     warm = Warm(command_environment)
 
-    def run(*given: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*given: str | Path, code: int = 0, **how: Any) -> subprocess.CompletedProcess[str]:
         arguments = [*map(str, given)]
-        if not {"launch", "--num-gpus"} & {*arguments} and "env" not in options:
-            return warm.run(arguments, **options)
-        extra = options.pop("env", {})
-        return subprocess.run(
-            [sys.executable, "-m", "ds_distill", *arguments],
-            capture_output=True,
-            text=True,
-            env={**command_environment, **extra},
-            **{"timeout": 300, **options},
-        )
+        if {"launch", "--num-gpus"} & {*arguments} or "env" in how:
+            how |= {"env": {**command_environment, **how.get("env", {})}}
+            return ended(sys.executable, "-m", "ds_distill", *arguments, code=code, **how)
+        done = warm.run(arguments, **how)
+        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
 
     yield run
     warm.close()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import termios
 import time
 import uuid
@@ -19,6 +20,21 @@ import psutil
 
 Process = subprocess.Popen[str]
 MARK = "DS_DISTILL_TEST_MARK"
+
+
+def ended(
+    *command: object, code: int = 0, timeout: float | None = 300, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, which must end with `code`; what it prints is captured."""
+    given = [*map(str, command)]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, **how)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def python(source: str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run source in a Python of its own."""
+    return ended(sys.executable, "-c", source, *arguments, **how)
 
 
 def marked() -> dict[str, str]:

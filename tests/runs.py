@@ -285,11 +285,12 @@ def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     return root / "run"
 
 
-def command_line(*arguments: str | Path) -> Result:
-    """`ds-distill` in this process; its errors are raised."""
+def command_line(*arguments: str | Path, code: int | None = 0) -> Result:
+    """`ds-distill` in this process, which must end with `code`, if given; its errors are raised."""
     result = CliRunner().invoke(app, [*map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
+    assert code in (None, result.exit_code), result.output
     return result
 
 

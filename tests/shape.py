@@ -2,8 +2,8 @@
 
     python tests/shape.py
 
-Prints lines and statements of each room, from the top to the bottom, and ends with 1 for an import
-that runs up and is not listed, files of a room that import each other, a file of more than
+Prints the lines of each room, from the top to the bottom, and ends with 1 for an import that runs
+up, files of a room that import each other, a file of more than
 MOST_LINES lines, a function of more than MOST_LINES_OF_A_FUNCTION, or a command that imports torch
 and should not. Imports inside functions and under TYPE_CHECKING count. Part of `make lint`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -31,16 +32,9 @@ ROOMS = (
 )
 """Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""
 
-UP: dict[tuple[str, str], str] = {}
-"""Imports that run up, (from, to), and why."""
-
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 600, 60
 
-WITHOUT_TORCH = (
-    ["--help"],
-    ["recipes"],
-    ["check", "quickstart"],
-)
+WITHOUT_TORCH = (["--help"], ["recipes"], ["check", "quickstart"])
 
 
 def files() -> list[Path]:
@@ -83,7 +77,6 @@ def too_long(path: Path, name: Path) -> Iterator[str]:
 def mistakes() -> Iterator[str]:
     for path in sorted(KERNELS.rglob("*.py")):
         yield from too_long(path, path.relative_to(KERNELS.parent))
-    used = set()
     for path in files():
         relative = path.relative_to(ROOT)
         own = relative.parts[0].removesuffix(".py")
@@ -93,11 +86,7 @@ def mistakes() -> Iterator[str]:
             if other not in ROOMS or own not in ROOMS:
                 yield f"{relative}:{line}: {own} or {other} is in no list of rooms"
             elif ROOMS.index(other) < ROOMS.index(own):
-                used.add((own, other))
-                if (own, other) not in UP:
-                    yield f"{relative}:{line}: {own} imports {module}, which is above it"
-    for own, other in UP.keys() - used:
-        yield f"no file of {own} imports {other} any more: take it out of UP"
+                yield f"{relative}:{line}: {own} imports {module}, which is above it"
 
 
 def circles() -> Iterator[str]:
@@ -133,18 +122,12 @@ def imports_of(command: list[str]) -> set[str]:
 
 
 def main() -> int:
-    sizes: dict[str, tuple[int, int]] = {}
+    lines: Counter[str] = Counter()
     for path in files():
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        text = path.read_text(encoding="utf-8")
-        statements = sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))
-        lines, before = sizes.get(room, (0, 0))
-        sizes[room] = lines + text.count("\n"), before + statements
+        lines[room] += path.read_text(encoding="utf-8").count("\n")
     for room in ROOMS:
-        lines, statements = sizes.get(room, (0, 0))
-        print(f"{room:<12} {lines:>6,} lines {statements:>6,} statements")
-    for (own, other), why in UP.items():
-        print(f"up: {own} -> {other}: {why}")
+        print(f"{room:<12} {lines[room]:>6,} lines")
     found = [*mistakes(), *circles()]
     for command in WITHOUT_TORCH:
         if "torch" in imports_of(command):

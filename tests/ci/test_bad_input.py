@@ -16,8 +16,7 @@ from unit.test_bad_input import check_paragraph, desk, own_process_group  # noqa
 def test_no_space_left_is_reported_and_can_be_fixed(kib, desk, ds_distill, small_disk):
     place = small_disk(kib)
     arguments = ["run", "toy.yaml", "training.epochs=2", "--folder", place / "run"]
-    done = ds_distill(*arguments, cwd=desk.root)
-    assert done.returncode == 2, done.stderr
+    done = ds_distill(*arguments, cwd=desk.root, code=2)
     check_paragraph(done.stderr, ["no space left", str(place / "run"), "--resume"])
     half = [str(p) for p in place.rglob("*") if p.suffix == ".tmp" or p.name.endswith(".old")]
     assert half == []
@@ -26,6 +25,5 @@ def test_no_space_left_is_reported_and_can_be_fixed(kib, desk, ds_distill, small
     for record in place.rglob("*.json"):
         json.loads(record.read_text(encoding="utf-8"))
     grow(place, 20_000)
-    again = ds_distill(*arguments, "--resume", cwd=desk.root)
-    assert again.returncode == 0, again.stderr
+    ds_distill(*arguments, "--resume", cwd=desk.root)
     assert (place / "run" / "student" / "model.safetensors").is_file()

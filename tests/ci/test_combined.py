@@ -11,6 +11,7 @@ import pytest
 from ds_distill.data.open_source import open_source
 from ds_distill.recipe.tasks import MaskedLM, SingleLabel
 
+PAIR, OWN = {"text": "text_a", "text_b": "text_b"}, {"train": "own_train", "validation": "own_val"}
 BOOLQ = {"path": "data:boolq", "split": "dev"}
 
 
@@ -24,12 +25,8 @@ BOOLQ = {"path": "data:boolq", "split": "dev"}
     ],
 )
 def test_transfer_sets_of_real_data(transfer, counts, shared_data, tmp_path):
-    task = SingleLabel.model_validate(
-        {
-            "data": {"path": "data:pubmedqa", "splits": {"transfer": transfer}},
-            "labels": ["yes", "no", "maybe"],
-        }
-    )
+    data = {"path": "data:pubmedqa", "splits": {"transfer": transfer}}
+    task = SingleLabel.model_validate({"data": data, "labels": ["yes", "no", "maybe"]})
     source = open_source(task, tmp_path, data_folder=str(shared_data))
     assert source.splits == ["train", "validation", "test", "transfer"]
     data = source.read("transfer")
@@ -53,10 +50,9 @@ def test_the_folds_of_gad_and_the_files_of_euadr(shared_data, tmp_path):
         assert sum(len(source.read(split)) for split in source.splits) == 5330
     assert sum(sizes) == 5330 and min(sizes) > 450 and max(sizes) < 620
     splits = {"train": "fold3_train", "test": "fold3_test"}
-    euadr = {"path": "data:re_euadr_10fold", "splits": splits}
-    source = open_source(
-        SingleLabel.model_validate({"data": euadr}), tmp_path, data_folder=str(shared_data)
-    )
+    euadr = {"data": {"path": "data:re_euadr_10fold", "splits": splits}}
+    task = SingleLabel.model_validate(euadr)
+    source = open_source(task, tmp_path, data_folder=str(shared_data))
     assert len(source.read("train")) > 300 and len(source.read("test")) > 20
 
 
@@ -66,14 +62,7 @@ def test_the_folds_of_gad_and_the_files_of_euadr(shared_data, tmp_path):
         ("tweeteval_emotion", {}, {"train": 3257, "validation": 374, "test": 1421}),
         ("re_gad_blurb", {}, {"train": 4261, "validation": 535, "test": 534}),
         ("re_ddi", {}, {"train": 25296, "validation": 2496, "test": 5716}),
-        (
-            "boolq",
-            {
-                "columns": {"text": "text_a", "text_b": "text_b"},
-                "splits": {"train": "own_train", "validation": "own_val"},
-            },
-            {"train": 2370, "validation": 300},
-        ),
+        ("boolq", {"columns": PAIR, "splits": OWN}, {"train": 2370, "validation": 300}),
     ],
 )
 def test_real_data_sets_are_read(folder, data, counts, shared_data, tmp_path):

@@ -12,7 +12,7 @@ from series import outcome, series, targets
 from ds_distill.errors import UserError
 
 
-def test_what_is_read_is_read_or_refused(tmp_path: Path) -> None:
+def test_what_is_read_is_read_or_refused(tmp_path):
     found = targets(tmp_path)
     for name, target in found.items():
         as_it_is = shutil.copytree(target.folder, tmp_path / f"{name} as it is")
@@ -24,7 +24,7 @@ def test_what_is_read_is_read_or_refused(tmp_path: Path) -> None:
     assert done["counts"]["data in JSON"]["read"] > 3, "some changes do no harm"
 
 
-def test_a_fault_is_seen(tmp_path: Path) -> None:
+def test_a_fault_is_seen(tmp_path):
     """What raises anything but UserError is a fault; so is what hangs."""
     target = targets(tmp_path)["models"]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
+from processes import python
 from runs import written
 
 COMMANDS = """
@@ -43,14 +42,7 @@ def test_commands_are_offline_before_the_hubs_client_is_there(
     ]
     asked = {**command_environment, "HF_ENDPOINT": "http://127.0.0.1:1"}
     del asked["HF_HUB_OFFLINE"]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        env=asked,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(COMMANDS, json.dumps(commands), env=asked, cwd=tmp_path)
     states = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
     assert states == [[command[0], "True"] for command in commands], done.stderr
     assert done.stderr.count("127.0.0.1 cannot be reached") == len(commands), done.stderr

@@ -30,11 +30,10 @@ def test_real_data_sets_are_guessed_check_passes_and_they_train(
 ):
     file = tmp_path / "made.yaml"
     arguments = ["--teacher", tiny_models["bert"], "--output", file]
-    made = ds_distill("init", shared_data / name, *arguments)
-    assert made.exit_code == 0, made.output
+    ds_distill("init", shared_data / name, *arguments)
     assert yaml.safe_load(file.read_text())["task"]["type"] == SETS[name]
     checked = ds_distill("check", file)
-    assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
+    assert "no mistakes found" in checked.output, checked.output
     if name not in TRAINED:
         return
     chooses = [] if "keep: last" in file.read_text() else ["validation"]
@@ -42,8 +41,7 @@ def test_real_data_sets_are_guessed_check_passes_and_they_train(
     few = [f"task.data.limit.{split}=80" for split in splits]
     few += ["training.batch_size=8", "training.epochs=1", "deepspeed=zero0_fp32"]
     few.append("teachers.teacher.below_majority=warn")  # ten steps teach it little
-    done = ds_distill("run", file, *few, "--folder", tmp_path / "run")
-    assert done.exit_code == 0, done.output
+    ds_distill("run", file, *few, "--folder", tmp_path / "run")
     phases = results(tmp_path / "run")["phases"]
     trained = [one for phase in phases for one in phase.get("trained", [])]
     assert len(trained) == 3 and all(one["steps"] >= 10 for one in trained), trained

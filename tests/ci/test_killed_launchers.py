@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import yaml
 from processes import events, left_of, marked, within
+from runs import written
 
 from ds_distill.process.ports import free_port
 
@@ -38,28 +38,17 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def test_a_killed_launcher_leaves_nothing(toy_settings, command_environment, tmp_path):
     """One of its processes, the one that a user knows of, is killed in mid-training."""
-    settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1000}}
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    training = {**toy_settings["training"], "epochs": 1000}
+    written({**toy_settings, "training": training}, tmp_path, "toy")
     environments = {}
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands(tmp_path).items():
-            environments[name] = {
-                **command_environment,
-                **marked(),
-                "OMP_NUM_THREADS": "1",
-                "DS_ACCELERATOR": "cpu",
-                "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
-            }
+            path = f"{SCRIPTS}:{os.environ['PATH']}"
+            environments[name] = {**command_environment, **marked(), "PATH": path}
             with (tmp_path / f"{name}.log").open("w") as log:
-                started[name] = subprocess.Popen(
-                    command,
-                    env=environments[name],
-                    cwd=tmp_path,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+                how = {"env": environments[name], "cwd": tmp_path, "stdout": log, "stderr": log}
+                started[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, **how)
         for name, process in started.items():
             folder = tmp_path / name
 

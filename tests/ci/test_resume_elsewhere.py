@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 WORKER = Path(__file__).parents[1] / "distributed" / "resume_worker.py"
 
@@ -17,14 +17,7 @@ WORKER = Path(__file__).parents[1] / "distributed" / "resume_worker.py"
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory, command_environment):
     folder = tmp_path_factory.mktemp("resume")
-    done = subprocess.run(
-        [sys.executable, str(WORKER), str(folder)],
-        env=command_environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    ended(sys.executable, WORKER, folder, env=command_environment, timeout=600)
     found: dict[str, list[float]] = json.loads((folder / "results.json").read_text())
     return found
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import copy
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from processes import python
 from runs import evaluation, run_here, written
 from toys import recipe_of
 from transformers import AutoModelForMaskedLM
@@ -51,7 +50,7 @@ def test_a_random_student_is_trained_evaluated_and_shipped(narrow, tmp_path):
         f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(folder / 'student')!r});"
         "print(m.config.hidden_size)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert done.stdout.strip() == "16"
 
 

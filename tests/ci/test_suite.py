@@ -37,14 +37,13 @@ def test_checkpoints_are_compared_and_a_broken_one_is_named(
     folder = tmp_path / "suite"
     command = ["suite", tmp_path / "toy.yaml", tiny_models["toy"], broken, "--folder", folder]
 
-    def run(*options: str) -> Any:
-        return command_line(*command, *options)
+    def run(*options: str, **code: int) -> Any:
+        return command_line(*command, *options, **code)
 
     with pytest.raises(UserError, match=r"no checkpoint is called so.*They are toy, broken"):
         run("--reference", "tay")
     assert not folder.exists()
-    done = run("--jobs", "2")
-    assert done.exit_code == 1, done.output
+    done = run("--jobs", "2", code=1)
     assert "The suite lacks: Everything else." in done.output
     assert "2 of the runs failed" in done.output
     found = results(folder)

@@ -37,8 +37,7 @@ def long_texts(masked_lm_settings, tmp_path):
 
 def test_windows_are_cached_trained_on_and_evaluated(long_texts, ds_distill, tmp_path):
     written(long_texts, tmp_path)
-    done = ds_distill("run", "recipe.yaml", "--folder", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ds_distill("run", "recipe.yaml", "--folder", "run", cwd=tmp_path)
     texts = (tmp_path / "texts" / "train.txt").read_text().splitlines()
     windows = examples(tmp_path / "run", "train")
     assert len(windows) > 4 * len(texts)
@@ -52,7 +51,6 @@ def test_check_reports_what_is_cut(long_texts, ds_distill, tmp_path):
     written(long_texts, tmp_path)
     split = ds_distill("check", "recipe.yaml", cwd=tmp_path)
     cut = ds_distill("check", "recipe.yaml", "task.long=cut", cwd=tmp_path)
-    assert split.returncode == cut.returncode == 0, cut.stdout + cut.stderr
     assert "thrown away" not in split.stdout + split.stderr
     output = " ".join((cut.stdout + cut.stderr).split())
     assert "of the tokens of split 'train' are thrown away" in output

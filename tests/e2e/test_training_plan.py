@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from runs import after_calls, digests, interrupted, logged, results, written
+from toys import recipe_of
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.cache.reader import CacheReader
@@ -98,40 +99,21 @@ def test_patience_that_is_over_stays_over(run):
     assert trained(folder)["steps"] == 2 * STEPS_PER_EPOCH
 
 
-SWITCH = [
-    {"fine-tune": {"models": "first", "epochs": 1}},
-    {"cache": {"splits": "train", "hidden": [-1]}},
-    {
-        "distil": {
-            "teachers": "cached",
-            "epochs": 2,
-            "keep": "last",
-            "save_every": 5,
-            "losses": {
-                "activation_boundary": {"weight": 0.01, "until": 0.6},
-                "cross_entropy": {"from": 0.6},
-                "confidence_penalty": {"weight": 0.3, "from": 0.6},
-            },
-        }
-    },
-]
-"""DoKTra in small: the boundary alone, then labels and the penalty alone."""
-
-
 def test_a_switch_of_terms_with_a_cache(run, monkeypatch):
     reads: list[Any] = []
     read = CacheReader.read
     monkeypatch.setattr(
         CacheReader, "read", lambda *given, **named: reads.append(given) or read(*given, **named)
     )
-    folder = run("whole", *SWITCH)
+    phases = recipe_of("switched")["phases"]
+    folder = run("whole", *phases)
     steps = logged(folder, "train", "student")
     assert len(steps) == 2 * STEPS_PER_EPOCH
     for number, event in enumerate(steps):
         first = number / len(steps) < 0.6
         terms = ["activation_boundary"] if first else ["cross_entropy", "confidence_penalty"]
         measured = ["activation_boundary.other_sign"] if first else []
-        named = {name for name in event if name.partition(".")[0] in SWITCH[2]["distil"]["losses"]}
+        named = {name for name in event if name.partition(".")[0] in phases[2]["distil"]["losses"]}
         assert named == {*terms, *measured}
         assert event["loss"] == pytest.approx(sum(event[term] for term in terms), rel=1e-5)
     assert len(reads) == 16  # of 26 steps, as the boundary has come to 0.6 of them
@@ -139,5 +121,5 @@ def test_a_switch_of_terms_with_a_cache(run, monkeypatch):
     assert shares[-1] < shares[0]
     assert trained(folder)["measures"] == {"activation_boundary.other_sign": shares[-1]}
     # Resumed after the switch, from a checkpoint at step 20 or an epoch's end.
-    resumed = run("resumed", *SWITCH, stop=STEPS_PER_EPOCH + 22)
+    resumed = run("resumed", *phases, stop=STEPS_PER_EPOCH + 22)
     assert digests(resumed) == digests(folder) and trained(resumed) == trained(folder)

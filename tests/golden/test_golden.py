@@ -17,32 +17,32 @@ from safetensors.numpy import load_file, save_file
 sys.path.insert(0, str(Path(__file__).parent))
 
 import two_commits
-from golden import FILE, Numbers, moved, numbers_of, run_scenarios
+from golden import FILE, moved, numbers_of, run_scenarios
 from readings import read_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory):
     return run_scenarios(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(scope="module")
-def found(runs: dict[str, Path]) -> dict[str, Numbers]:
+def found(runs):
     return {name: numbers_of(read_run(folder)) for name, folder in runs.items()}
 
 
 @pytest.fixture(scope="module")
-def golden() -> dict[str, Any]:
+def golden():
     content: dict[str, Any] = json.loads(FILE.read_text())
     return content
 
 
-def test_no_number_moved(golden: dict[str, Any], found: dict[str, Numbers]) -> None:
+def test_no_number_moved(golden, found):
     lines = moved(golden, found)
     assert not lines, "\n".join([*lines, f"If that was meant to be: {golden['command']}"])
 
 
-def test_the_choice_has_a_margin(runs: dict[str, Path]) -> None:
+def test_the_choice_has_a_margin(runs):
     """So that no machine's rounding decides it."""
     policies = json.loads((runs["single-label"] / "routing.json").read_text())["policies"]
     first, second = sorted((score["score"] for score in policies.values()), reverse=True)[:2]
@@ -60,7 +60,7 @@ def test_the_choice_has_a_margin(runs: dict[str, Path]) -> None:
         ("choices", lambda choice: f"not {choice}"),
     ],
 )
-def test_a_number_that_moved_is_named(golden: dict[str, Any], kind: str, change: Any) -> None:
+def test_a_number_that_moved_is_named(golden, kind, change):
     now = copy.deepcopy(golden["scenarios"])
     assert moved(golden, now) == []
     numbers = now["single-label"][kind]
@@ -70,7 +70,7 @@ def test_a_number_that_moved_is_named(golden: dict[str, Any], kind: str, change:
     assert line.startswith(f"single-label, {kind}, {name}: ")
 
 
-def test_a_number_that_is_gone_is_named(golden: dict[str, Any]) -> None:
+def test_a_number_that_is_gone_is_named(golden):
     now = copy.deepcopy(golden["scenarios"])
     name, _ = now["masked-lm"]["last losses"].popitem()
     [line] = moved(golden, now)
@@ -113,7 +113,7 @@ def one_byte_of_a_cache(run: Path) -> str:
 
 
 @pytest.mark.parametrize("change", [one_weight, one_loss, one_byte_of_a_cache])
-def test_one_bit_is_noticed(runs: dict[str, Path], tmp_path: Path, change: Any) -> None:
+def test_one_bit_is_noticed(runs, tmp_path, change):
     base, other = runs["masked-lm"], tmp_path / "other"
     shutil.copytree(base, other)
     assert two_commits.differences(read_run(base), read_run(other)) == {}
@@ -125,14 +125,14 @@ def test_one_bit_is_noticed(runs: dict[str, Path], tmp_path: Path, change: Any) 
     assert first == f"masked-lm: 1 of {len(head)} differ" and line.startswith(f"  {place}: ")
 
 
-def test_a_place_that_one_side_lacks_differs_and_a_verdict_may() -> None:
+def test_a_place_that_one_side_lacks_differs_and_a_verdict_may():
     base = {"results.json/f1": 0.5, "left": 1, "results.json/verdict": "a", "zero": 0.0}
     head = {"results.json/f1": 0.5, "new": 2, "results.json/verdict": "b", "zero": -0.0}
     found = {"new": ("not there", 2), "left": (1, "not there"), "zero": (0.0, -0.0)}
     assert two_commits.differences(base, head) == found
 
 
-def test_where_the_runs_were_is_not_compared(tmp_path: Path) -> None:
+def test_where_the_runs_were_is_not_compared(tmp_path):
     """`launch` writes whole paths."""
     reading = {"phases/02-cache.json/folder": f"{tmp_path}/runs/two-ranks/cache", "steps": 2}
     expected = {"phases/02-cache.json/folder": "/runs/two-ranks/cache", "steps": 2}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from processes import python
 
 from ds_distill.files import write_json
 from ds_distill.run.inputs import describe_environment
@@ -52,14 +52,12 @@ print(json.dumps({{"open_seconds": round(opened, 2), "microseconds_for_256_keys"
 
 
 def measure(code: str, file: Path) -> dict[str, float]:
-    command = [sys.executable, "-c", code, str(file), str(KEYS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
+    done = python(code, file, KEYS, timeout=900)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
-def test_the_index_is_small_and_answers(tmp_path: Path) -> None:
+def test_the_index_is_small_and_answers(tmp_path):
     """Sizes are asserted; times are only written down."""
     file = tmp_path / "index.arrow"
     found = {"keys": KEYS, **measure(BUILD, file)}

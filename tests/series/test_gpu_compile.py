@@ -4,13 +4,13 @@ instructions as it was written for: counts are exact for a compiler."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cases import INTERPRETED, MODULES
+from processes import ended
 
 pytest.importorskip("triton", reason="compiling needs Triton")
 if INTERPRETED:
@@ -67,7 +67,5 @@ def test_limits_under_another_triton() -> None:
     paths = [folder, str(Path(ds_kernels.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OTHER_TRITON": ""}
     files = [str(TESTS / folder / "test_gpu_compile.py") for folder in ("kernels", "ci")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    command += ["-k", "sm_90 and bfloat16"]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    options = ["-q", "-p", "no:cacheprovider", "-k", "sm_90 and bfloat16"]
+    ended(sys.executable, "-m", "pytest", *options, *files, env=environment, timeout=None)

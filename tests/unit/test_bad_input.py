@@ -8,16 +8,16 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import pytest
 import yaml
+from processes import python
 
 from ds_distill.cli import main
 from ds_distill.engine.world import World
@@ -85,13 +85,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(
-    tmp_path: Path,
-    toy_task: Path,
-    toy_recipe: Path,
-    tiny_models: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Desk:
+def desk(tmp_path, toy_task, toy_recipe, tiny_models, monkeypatch):
     root = tmp_path / "desk"
     shutil.copytree(toy_task, root / "data")
     text = toy_recipe.read_text(encoding="utf-8").replace(str(toy_task), "./data")
@@ -105,7 +99,7 @@ def desk(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_process_group() -> Iterator[None]:
+def own_process_group():
     """A run in this process joins a group and sets variables that no other test may inherit."""
     before = dict(os.environ)
     World.start()
@@ -113,6 +107,23 @@ def own_process_group() -> Iterator[None]:
     World.stop()
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def refused(desk, monkeypatch, capfd):
+    """What a command says that ends with 2 and writes nothing."""
+
+    def refused(arguments: list[str]) -> str:
+        before = desk.files()
+        monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capfd.readouterr().err
+        assert exit_.value.code == 2, said
+        assert desk.files() == before, "something was written"
+        return str(said)
+
+    return refused
 
 
 def check_paragraph(text: str, parts: list[str], mistakes: int = 1) -> None:
@@ -133,27 +144,19 @@ def check_paragraph(text: str, parts: list[str], mistakes: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mistake_ends_in_one_paragraph(name, desk, monkeypatch, capfd):
+def test_a_mistake_ends_in_one_paragraph(name, desk, monkeypatch, refused):
     arguments = desk.prepare(CASES[name])
     if "environment" in CASES[name]:
         [(_, cache)] = CASES[name]["environment"].items()
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    before = desk.files()
-    monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    output = capfd.readouterr()
-    assert exit_.value.code == 2, output.err
-    check_paragraph(output.err, CASES[name]["says"], CASES[name].get("mistakes", 1))
-    assert desk.files() == before, "something was written"
+    check_paragraph(refused(arguments), CASES[name]["says"], CASES[name].get("mistakes", 1))
 
 
 def test_a_mistake_ends_a_real_process_with_2(desk, ds_distill):
     name = "odd label"
     arguments = desk.prepare(CASES[name])
     before = desk.files()
-    done = ds_distill(*arguments, cwd=desk.root)
-    assert done.returncode == 2, done.stderr
+    done = ds_distill(*arguments, cwd=desk.root, code=2)
     check_paragraph(done.stderr, CASES[name]["says"])
     assert desk.files() == before
 
@@ -168,15 +171,9 @@ def test_a_mistake_ends_a_real_process_with_2(desk, ds_distill):
         (["profile", "toy.yaml", "--steps", "4"], "greater than or equal to 5"),
     ],
 )
-def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeypatch, capfd):
-    before = desk.files()
-    monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    output = capfd.readouterr()
-    assert exit_.value.code == 2
-    assert expected in output.err and "Usage: ds-distill" in output.err
-    assert desk.files() == before
+def test_a_wrong_command_line_shows_the_usage(arguments, expected, refused):
+    said = refused(arguments)
+    assert expected in said and "Usage: ds-distill" in said
 
 
 AT_ONCE = {
@@ -213,11 +210,7 @@ for command in json.loads(sys.argv[1]):
 def test_what_a_library_need_not_find_is_told_before_torch_is_imported(desk):
     commands = [shlex.split(command.format(model=desk.model)) for command in AT_ONCE]
     before = desk.files()
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", WITHOUT_TORCH, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-    )
+    done = python(WITHOUT_TORCH, json.dumps(commands))
     told = done.stderr.split("exit 2\n")
     assert len(told) == len(AT_ONCE) + 1, done.stderr
     for said, expected in zip(told, AT_ONCE.values(), strict=False):
@@ -228,33 +221,17 @@ def test_what_a_library_need_not_find_is_told_before_torch_is_imported(desk):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (
-            OSError(errno.EROFS, "Read-only file system", "/a/x.html"),
-            "/a/x.html: Read-only file",
-        ),
+        (OSError(errno.EROFS, "Read-only file system", "/a/x.html"), "/a/x.html: Read-only file"),
         (PermissionError(errno.EACCES, "Permission denied", b"/a"), "/a: Permission denied. Name"),
         (OSError(errno.ENOSPC, "No space left on device"), "no space is left: [Errno 28] No space"),
         (RuntimeError("disk quota exceeded (os error 122)"), "no space is left: disk quota exc"),
     ],
 )
-def test_what_the_system_refuses_is_told_in_a_sentence(error, told, desk, monkeypatch, capfd):
-    def read(folder: Path) -> None:
-        raise error
-
-    monkeypatch.setattr("ds_distill.cache.inspect.caches_in", read)
-    monkeypatch.setattr(sys, "argv", ["ds-distill", "cache", "info", "somewhere"])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    assert capfd.readouterr().err.startswith(f"ds-distill: {told}")
+def test_what_the_system_refuses_is_told_in_a_sentence(error, told, monkeypatch, refused):
+    monkeypatch.setattr("ds_distill.cache.inspect.caches_in", Mock(side_effect=error))
+    assert refused(["cache", "info", "somewhere"]).startswith(f"ds-distill: {told}")
 
 
-def test_a_path_that_is_too_long_is_a_mistake(desk, monkeypatch, capfd):
-    before = desk.files()
+def test_a_path_that_is_too_long_is_a_mistake(refused):
     for arguments in (["cache", "info", "z" * 300], ["run", "toy.yaml", "--folder", "z" * 300]):
-        monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert exit_.value.code == 2
-        assert capfd.readouterr().err == "ds-distill: a path of the command line is too long\n"
-    assert desk.files() == before
+        assert refused(arguments) == "ds-distill: a path of the command line is too long\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import budget
 import counted
 import pytest
+from processes import ended
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,9 +103,8 @@ def test_counts_are_the_same_in_any_order_and_on_any_workers(
     (tmp_path / "pytest.ini").write_text(ini)
     program = "import os, pytest, sys; os.environ.update(DS_DISTILL_COUNTS_TO='counts.json'); "
     program += "sys.exit(pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-I", "-c", program, "-q", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
+    options = ["-q", "-p", "no:cacheprovider", *options]
+    done = ended(sys.executable, "-I", "-c", program, *options, cwd=tmp_path, code=code)
     assert said in done.stdout and bool(said) == ("above tests/budget.json" in done.stdout)
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert {tier: counts[tier] for tier in COUNTS} == COUNTS

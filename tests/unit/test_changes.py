@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
+from runs import written
 
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
@@ -17,13 +15,12 @@ from ds_distill.run.folder import Change, RunFolder
 
 @pytest.fixture
 def recipe(tmp_path, toy_settings):
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    return lambda *overrides: load_recipe(str(path), list(overrides))
+    path = written(toy_settings, tmp_path, "toy")
+    return lambda *overrides: load_recipe(path, overrides)
 
 
 @pytest.fixture
-def folder(tmp_path, recipe) -> RunFolder:
+def folder(tmp_path, recipe):
     """Of a run whose first phase is done."""
     made = RunFolder(tmp_path / "run")
     made.path.mkdir()
@@ -109,22 +106,23 @@ def test_phases_keep_their_environments(folder, recipe):
         folder.create(recipe(), {"ranks": ranks, "date": date})
         counts = folder.note_phase("teach-second")
     assert counts == [1, 2]
-    written = read_json(folder.environment)
-    assert written["ranks"] == 2
-    assert {
+    found = read_json(folder.environment)
+    began = {"teach-first": [(1, "a")], "teach-second": [(1, "b"), (2, "c")]}
+    assert found["ranks"] == 2
+    assert began == {
         phase: [(start["ranks"], start["date"]) for start in starts]
-        for phase, starts in written["phases"].items()
-    } == {"teach-first": [(1, "a")], "teach-second": [(1, "b"), (2, "c")]}
+        for phase, starts in found["phases"].items()
+    }
 
 
-def test_without_a_run_nothing_has_changed(tmp_path: Path, recipe) -> None:
+def test_without_a_run_nothing_has_changed(tmp_path, recipe):
     assert RunFolder(tmp_path / "run").changes(recipe()) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "models", "metrics.jsonl", "lock", "failures"])
 def test_a_link_out_of_the_folder_is_refused_before_anything_is_done(
-    name: str, folder, recipe, tmp_path: Path
-) -> None:
+    name, folder, recipe, tmp_path
+):
     victim = tmp_path / "victim"
     (victim / "rank-00000.json").parent.mkdir()
     (victim / "rank-00000.json").touch()
@@ -137,6 +135,6 @@ def test_a_link_out_of_the_folder_is_refused_before_anything_is_done(
     assert [path.name for path in victim.iterdir()] == ["rank-00000.json"]
 
 
-def test_a_folder_that_is_a_link_itself_is_continued(folder, recipe, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_itself_is_continued(folder, recipe, tmp_path):
     (tmp_path / "elsewhere").symlink_to(folder.path)
     RunFolder(tmp_path / "elsewhere").check_new_or_same(recipe(), resume=True)

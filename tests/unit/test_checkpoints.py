@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 from engines import DECAY, RATE, make_batch, make_engine
 
-from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
@@ -24,7 +22,7 @@ from ds_distill.types import Signals
 
 
 @pytest.fixture
-def engine(world: World) -> Iterator[Engine]:
+def engine(world):
     made = make_engine(world, "zero0_fp32")
     yield made
     made.close()
@@ -34,9 +32,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_a_training_goes_on_from_the_newest_whole_checkpoint(
-    engine: Engine, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_goes_on_from_the_newest_whole_checkpoint(engine, world, tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, world)
     assert checkpoints.load(engine, dict) is None
@@ -75,7 +71,7 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_bf16"])
-def test_another_process_goes_on_bit_by_bit(config: str, world: World, tmp_path: Path) -> None:
+def test_another_process_goes_on_bit_by_bit(config, world, tmp_path):
     check_goes_on(config, world, tmp_path)
 
 
@@ -105,9 +101,7 @@ def check_goes_on(config: str, world: World, tmp_path: Path) -> None:
         ("zero0_bf16", "zero3_bf16"),
     ],
 )
-def test_a_training_goes_on_at_another_stage(
-    one: str, other: str, world: World, tmp_path: Path
-) -> None:
+def test_a_training_goes_on_at_another_stage(one, other, world, tmp_path):
     check_goes_on_at_another_stage(one, other, world, tmp_path)
 
 
@@ -125,9 +119,7 @@ def check_goes_on_at_another_stage(one: str, other: str, world: World, tmp_path:
     assert again == pytest.approx(losses, rel=1e-5 if one.endswith("fp32") else 1e-2)
 
 
-def test_a_checkpoint_of_another_model_is_refused(
-    engine: Engine, world: World, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused(engine, world, tmp_path):
     engine.train_step([make_batch()])
     engine.save(tmp_path)
     terms = build_terms(losses_of({"hidden_mse": {}}), TermInputs(8, {"t": 4}))
@@ -138,9 +130,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero3_fp32"])
-def test_a_map_that_is_not_trained_is_in_the_checkpoint(
-    config: str, world: World, tmp_path: Path
-) -> None:
+def test_a_map_that_is_not_trained_is_in_the_checkpoint(config, world, tmp_path):
     terms = build_terms(losses_of({"activation_boundary": {}}), TermInputs(8, {"t": 4}))
     engine = make_engine(world, config, terms)
     taught = Signals(torch.zeros(4, 3), {-1: torch.randn(4, 4)})
@@ -156,9 +146,7 @@ def test_a_map_that_is_not_trained_is_in_the_checkpoint(
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_fp32", "zero2_bf16", "zero3_fp32"])
-def test_a_training_goes_on_with_another_learning_rate(
-    config: str, world: World, tmp_path: Path
-) -> None:
+def test_a_training_goes_on_with_another_learning_rate(config, world, tmp_path):
     made = make_engine(world, config)
     for _ in range(3):
         made.train_step([make_batch()])
@@ -173,9 +161,7 @@ def test_a_training_goes_on_with_another_learning_rate(
     other.close()
 
 
-def test_a_strangers_checkpoint_can_do_no_more_than_fail(
-    engine: Engine, world: World, tmp_path: Path
-) -> None:
+def test_a_strangers_checkpoint_can_do_no_more_than_fail(engine, world, tmp_path):
     """Nothing in it is unpickled."""
     engine.train_step([make_batch()])
     whole = tmp_path / "whole"
@@ -201,9 +187,7 @@ def test_a_strangers_checkpoint_can_do_no_more_than_fail(
     assert refused > 10
 
 
-def test_leftovers_of_a_kill_are_removed_and_replaced(
-    engine: Engine, world: World, tmp_path: Path
-) -> None:
+def test_leftovers_of_a_kill_are_removed_and_replaced(engine, world, tmp_path):
     folder = tmp_path / "checkpoints"
     aside = folder / ".step-00000001.tmp"
     aside.mkdir(parents=True)
@@ -217,7 +201,7 @@ def test_leftovers_of_a_kill_are_removed_and_replaced(
     assert not (folder / "step-00000001" / "half").exists()
 
 
-def test_matrices_alone_decay(engine: Engine) -> None:
+def test_matrices_alone_decay(engine):
     """One AdamW step from a gradient of 0, at the first warm-up step's rate after 0."""
     before = engine.student_weights()
     nothing = make_batch()

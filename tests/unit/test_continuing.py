@@ -10,13 +10,11 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import events
+from processes import events, python
 from rich.console import Console
 from runs import evaluation, logged, written
 from safetensors.torch import load_file, save_file
@@ -66,9 +64,7 @@ def recipe(toy_settings, tmp_path):
 
 
 def stop_before(step: int, recipe: Path, folder: Path, environment: dict[str, str]) -> None:
-    arguments = [sys.executable, "-c", STOPPED_BY_A_KILL, str(recipe), str(folder), str(step)]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    python(STOPPED_BY_A_KILL, recipe, folder, step, env=environment, code=-signal.SIGKILL)
 
 
 def test_a_kill_between_the_best_weights_and_the_checkpoint(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import python
 
 from ds_distill.engine import config, config_file, precision
 from ds_distill.errors import UserError
@@ -15,9 +13,7 @@ from ds_distill.recipe.training import Training
 
 
 @pytest.mark.parametrize("computes", [True, False])
-def test_auto_is_bf16_where_the_device_computes_in_it(
-    computes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_bf16_where_the_device_computes_in_it(computes, monkeypatch):
     monkeypatch.setattr(precision, "computes_bf16", lambda: computes)
     for stage in range(4):
         _, found = config.find_config(f"zero{stage}_auto")
@@ -28,9 +24,7 @@ def test_auto_is_bf16_where_the_device_computes_in_it(
 
 
 @pytest.mark.parametrize(("for_device", "computes"), [(True, True), (True, False), (False, True)])
-def test_what_a_file_leaves_open_is_as_without_it(
-    for_device: bool, computes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_leaves_open_is_as_without_it(for_device, computes, tmp_path, monkeypatch):
     """As files of transformers' Trainer do; bf16 is then as with `_auto`."""
     monkeypatch.setattr(config_file, "computes_bf16", lambda: computes)
     file = tmp_path / "zero.json"
@@ -47,14 +41,14 @@ def test_what_a_file_leaves_open_is_as_without_it(
     assert config.zero_stage(found) == 2 and found["zero_optimization"]["overlap_comm"]
 
 
-def test_deepspeed_is_imported_for_files_alone() -> None:
+def test_deepspeed_is_imported_for_files_alone():
     """It takes seconds."""
     code = "from ds_distill.engine.config import find_config; import sys; find_config('zero1_fp32')"
     code += "; sys.exit('deepspeed' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match=r"'zero9_auto' is neither .* zero0_bf16, zero0_fp32"):
         config.find_config("zero9_auto")
     for name in ("z" * 300, "z" * 300 + "_auto"):  # no file has such a name

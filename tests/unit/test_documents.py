@@ -31,11 +31,10 @@ from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
 
 ROOT = Path(__file__).parents[2]
+PARTS = ROOT / "docs/example_parts/example_parts"
 FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "tools", "docs")
-DOCUMENTS = [
-    ROOT / "README.md",
-    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
-]
+OTHERS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *OTHERS]
 
 PARSED_ONLY = {
     "ds-distill": "runs take minutes; tests/e2e runs each command",
@@ -56,8 +55,7 @@ def example_names() -> dict[str, Any]:
     """What the modules of the example package import; its blocks define the rest."""
     names: dict[str, Any] = {}
     for file in ("settings.py", "parts.py"):
-        source = (ROOT / "docs/example_parts/example_parts" / file).read_text(encoding="utf-8")
-        for node in ast.parse(source).body:
+        for node in ast.parse((PARTS / file).read_text(encoding="utf-8")).body:
             imports = isinstance(node, ast.Import | ast.ImportFrom)
             if imports and getattr(node, "module", "") != "example_parts.settings":
                 exec(compile(ast.Module([node], []), file, "exec"), names)
@@ -97,22 +95,19 @@ class Block:
     is_span: bool = False
 
 
+FENCED_BLOCK = re.compile(r"^[ \t]*```(.*)\n(?s:(.*?)\n)??[ \t]*```$", re.MULTILINE)
+
+
 def blocks(path: Path) -> Iterator[Block]:
-    document = str(path.relative_to(ROOT))
-    lines: list[str] | None = None
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        fence = re.fullmatch(r"\s*```(.*)", line)
-        if fence and lines is None:
-            lines, language, place = [], fence.group(1).strip(), f"{document}:{number}"
-        elif fence:
-            yield Block(place, document, language, "\n".join(lines or []))
-            lines = None
-        elif lines is not None:
-            lines.append(line)
-        else:
-            for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
-                yield Block(f"{document}:{number}", document, "", span, is_span=True)
-    assert lines is None, f"{document}: a block is not closed"
+    document, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for found in FENCED_BLOCK.finditer(text):
+        place = f"{document}:{1 + text.count(chr(10), 0, found.start())}"
+        yield Block(place, document, found[1].strip(), found[2] or "")
+    rest = FENCED_BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)
+    assert "```" not in rest, f"{document}: a block is not closed"
+    for number, line in enumerate(rest.split("\n"), 1):
+        for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
+            yield Block(f"{document}:{number}", document, "", span, is_span=True)
 
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
@@ -120,9 +115,8 @@ FENCED = [block for block in BLOCKS if not block.is_span]
 SPANS = [block for block in BLOCKS if block.is_span]
 
 
-def test_the_code_of_the_example_package_is_that_of_its_files() -> None:
-    files = (ROOT / "docs/example_parts/example_parts").glob("*.py")
-    sources = [" ".join(path.read_text(encoding="utf-8").split()) for path in files]
+def test_the_code_of_the_example_package_is_that_of_its_files():
+    sources = [" ".join(path.read_text("utf-8").split()) for path in PARTS.glob("*.py")]
     blocks = [b for b in FENCED if b.document == "docs/extending.md" and b.language == "python"]
     parts = [part for block in blocks for part in block.text.split("\n\n\n")]
     assert len(parts) >= 3
@@ -131,9 +125,7 @@ def test_the_code_of_the_example_package_is_that_of_its_files() -> None:
 
 
 @pytest.mark.parametrize("block", FENCED, ids=lambda block: block.place)
-def test_a_block_holds(
-    block: Block, tmp_path: Path, toy_settings: dict, parts_as_before: None
-) -> None:
+def test_a_block_holds(block, tmp_path, toy_settings, parts_as_before):
     if block.language in NOT_CODE:
         return
     if block.language == "python" and block.document in RUN_ELSEWHERE:
@@ -156,15 +148,12 @@ def test_a_block_holds(
 
 
 def check_yaml(block: Block, tmp_path: Path, toy_settings: dict) -> None:
-    path = tmp_path / "snippet.yaml"
     data = yaml.safe_load(block.text)
-    if isinstance(data, dict) and "phases" in data:
-        path.write_text(block.text, encoding="utf-8")  # as it is copied
-    elif isinstance(data, dict):
-        path.write_text(yaml.safe_dump({**toy_settings, **data}), encoding="utf-8")
-    else:
-        path.write_text(yaml.safe_dump({**toy_settings, "phases": data}), encoding="utf-8")
-    recipe = load_recipe(str(path))
+    whole = isinstance(data, dict) and "phases" in data  # it is copied
+    more = data if isinstance(data, dict) else {"phases": data}
+    path = tmp_path / "snippet.yaml"
+    path.write_text(block.text if whole else yaml.safe_dump({**toy_settings, **more}), "utf-8")
+    recipe = load_recipe(path)
     assert [*name_mistakes(recipe), *phase_mistakes(recipe)] == []
     models = [model.model for model in [*recipe.teachers.values(), recipe.student]]
     if all(model.startswith("pkg:") for model in models):
@@ -270,9 +259,9 @@ def check_make(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra in re.findall(r"\.\[([\w,]+)\]", " ".join(words)):
-        assert set(extra.split(",")) <= set(extras["optional-dependencies"]), extra
+        assert {*extra.split(",")} <= project["optional-dependencies"].keys(), extra
 
 
 def check_module(words: list[str]) -> None:
@@ -295,7 +284,7 @@ def check_options(script: Path, arguments: list[str]) -> None:
 # ------------------------------------------------------------------------- within sentences
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for path in DOCUMENTS:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", text):
@@ -307,7 +296,7 @@ def test_links_lead_somewhere() -> None:
             assert not heading or heading in anchors, (path, target)
 
 
-def test_commands_in_sentences_parse() -> None:
+def test_commands_in_sentences_parse():
     assert len(FENCED) >= 8 and len(SPANS) > 100
     for span in SPANS:
         part = span.text.startswith("ds-distill") and " ... " in span.text
@@ -316,25 +305,23 @@ def test_commands_in_sentences_parse() -> None:
             check_command(span.text, {})
 
 
-def test_paths_in_sentences_are_there() -> None:
+def test_paths_in_sentences_are_there():
     tops = "|".join(FOLDERS)
     for span in SPANS:
         if re.fullmatch(rf"({tops})/[\w./*-]+", span.text):
             assert any(ROOT.glob(span.text.rstrip("/"))), f"{span.place}: {span.text}"
 
 
-def test_modules_in_sentences_are_there() -> None:
+def test_modules_in_sentences_are_there():
     for span in SPANS:
         if re.fullmatch(r"(ds_distill|ds_kernels)(\.\w+)+", span.text):
             module, _, name = span.text.rpartition(".")
-            found = (
-                importlib.util.find_spec(span.text) if importlib.util.find_spec(module) else None
-            )
-            attribute = found or hasattr(importlib.import_module(module), name)
-            assert attribute, f"{span.place}: {span.text}"
+            there = importlib.util.find_spec(module) and importlib.util.find_spec(span.text)
+            there = there or hasattr(importlib.import_module(module), name)
+            assert there, f"{span.place}: {span.text}"
 
 
-def test_overrides_in_sentences_load() -> None:
+def test_overrides_in_sentences_load():
     seen = 0
     for span in SPANS:
         key = re.fullmatch(r"([a-z_]+)(\.[\w-]+)*=\S+", span.text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ds_distill.process.failures import (
@@ -20,7 +18,7 @@ def failure(rank: int, time: float, kind: Kind = "fault", message: str = "broke"
     return Failure(rank, f"host-{rank}", time, kind, message)
 
 
-def test_the_first_by_time_that_is_no_consequence_leads(tmp_path: Path) -> None:
+def test_the_first_by_time_that_is_no_consequence_leads(tmp_path):
     assert first_failure(tmp_path / "run") is None
     folder = tmp_path / "run"  # of a rank that failed before anything was written
     record_failure(folder, failure(0, 9.0, "lost", "rank 2 is gone"))
@@ -32,7 +30,7 @@ def test_the_first_by_time_that_is_no_consequence_leads(tmp_path: Path) -> None:
     assert str(first_failure(folder)) == "rank 2 on host-2: labels: ünknown"
 
 
-def test_a_ranks_first_record_stays(tmp_path: Path) -> None:
+def test_a_ranks_first_record_stays(tmp_path):
     record_failure(tmp_path, failure(1, 5.0, message="the cause"))
     record_failure(tmp_path, failure(1, 4.0, message="what it led to"))
     assert failures(tmp_path) == [failure(1, 5.0, message="the cause")]
@@ -41,11 +39,11 @@ def test_a_ranks_first_record_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "code"), [("mistake", 2), ("stopped", 75), ("fault", 1), ("lost", 1)]
 )
-def test_exit_codes(kind: Kind, code: int) -> None:
+def test_exit_codes(kind, code):
     assert failure(0, 0.0, kind).exit_code == code
 
 
-def test_a_damaged_record_hides_no_other(tmp_path: Path) -> None:
+def test_a_damaged_record_hides_no_other(tmp_path):
     record_failure(tmp_path, failure(1, 5.0))
     for rank, text in enumerate(("", "[]", '{"rank": 1}', "\x00"), 2):
         (tmp_path / "failures" / f"rank-{rank:05d}.json").write_text(text)
@@ -54,7 +52,7 @@ def test_a_damaged_record_hides_no_other(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
-def test_records_of_an_earlier_start_are_removed(tmp_path: Path) -> None:
+def test_records_of_an_earlier_start_are_removed(tmp_path):
     folder = tmp_path / "run"
     record_failure(folder, failure(0, 5.0))
     record_failure(folder, failure(1, 50.0))

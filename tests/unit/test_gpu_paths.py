@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +30,7 @@ META = torch.device("meta")
 
 
 @pytest.mark.parametrize("term", ["cosine", "attention_mse"])
-def test_at_stage_3_the_student_runs_where_its_weights_are(
-    term: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_stage_3_the_student_runs_where_its_weights_are(term, world, monkeypatch):
     """Which weights a term reads is found by a pass, before DeepSpeed moves them."""
     moved: list[torch.Tensor] = []
     to: Callable[..., torch.Tensor] = torch.Tensor.to
@@ -59,7 +56,7 @@ def test_at_stage_3_the_student_runs_where_its_weights_are(
     assert not moved, "buffers of a student that has run on the CPU"
 
 
-def test_a_lone_rank_keeps_what_it_has_predicted_where_it_is(world: World) -> None:
+def test_a_lone_rank_keeps_what_it_has_predicted_where_it_is(world):
     """A whole split would be on the device, beside all models."""
     part = torch.arange(6.0).view(2, 3)
     runner: Any = SimpleNamespace(world=replace(world, device=META))
@@ -83,9 +80,7 @@ class Accelerator:
 
 
 @pytest.mark.parametrize(("visible", "number"), [(1, 0), (4, 3), (8, 3)])
-def test_a_rank_that_sees_its_own_gpu_alone_takes_it(
-    visible: int, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_sees_its_own_gpu_alone_takes_it(visible, number, monkeypatch):
     """As `srun --gpus-per-task=1` starts it. DeepSpeed reads the number in LOCAL_RANK."""
     monkeypatch.setattr(worlds, "get_accelerator", lambda: Accelerator(visible))
     for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}.items():
@@ -95,25 +90,20 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(
     assert taken.value.value == number and os.environ["LOCAL_RANK"] == str(number)
 
 
-def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_gpu_is_told(monkeypatch):
     monkeypatch.setattr(worlds, "get_accelerator", lambda: Accelerator(2))
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(
-        UserError, match=r"rank 3 of this host has no GPU: 2 are visible.*=4,5\).*Start no more"
-    ):
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "4,5"}.items():
+        monkeypatch.setenv(name, value)
+    told = r"rank 3 of this host has no GPU: 2 are visible.*=4,5\).*Start no more"
+    with pytest.raises(UserError, match=told):
         World.start()
 
 
-def test_padding_never_is_refused_where_a_gpu_cannot(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_never_is_refused_where_a_gpu_cannot(tiny_models, monkeypatch):
     """It was padded all the same, without a word; `check` may run where no GPU is."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    run: Any = SimpleNamespace(
-        recipe=SimpleNamespace(padding="never"), world=SimpleNamespace(device=torch.device("cuda"))
-    )
+    world = SimpleNamespace(device=torch.device("cuda"))
+    run: Any = SimpleNamespace(recipe=SimpleNamespace(padding="never"), world=world)
     teacher = ModelReference("first", str(tiny_models["bert"]))
     with pytest.raises(UserError, match=r"padding=never: first \(bert\) cannot run without padd"):
         Run.packed(run, teacher, half=True)
@@ -127,8 +117,8 @@ def test_padding_never_is_refused_where_a_gpu_cannot(
     [("bert", "cuda", ATTENTION), ("bert", "cpu", "eager"), ("deberta", "cuda", None)],
 )
 def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
-    tiny_models: dict[str, Path], family: str, device: str, attention: str | None
-) -> None:
+    tiny_models, family, device, attention
+):
     """transformers' own looks at the mask in each pass; see test_packed.py."""
     run: Any = SimpleNamespace(
         recipe=SimpleNamespace(seed=0),
@@ -143,7 +133,7 @@ def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
     assert loaded["attention"] == attention
 
 
-def test_teachers_routing_and_losses_wait_for_no_device(world: World) -> None:
+def test_teachers_routing_and_losses_wait_for_no_device(world):
     """Between two looks of DeepSpeed's at the gradients, Python stays ahead of the GPU. From the
     second step on: what terms and policies look up is there by then."""
     models = [make_student(0.1) for _ in range(3)]

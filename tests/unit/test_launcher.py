@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 
 def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,10 +21,7 @@ def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) ->
     )
 
     def signal_of(**variables: str) -> int:
-        environment = {**os.environ, **variables}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return int(done.stdout)
+        return int(python(code, env={**os.environ, **variables}).stdout)
 
     for name in ("RANK", "TORCHELASTIC_RUN_ID", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,12 +47,12 @@ with lease.leased(folder, lost):
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     monkeypatch.setattr(lease, "LEASE_SECONDS", SHORT)
 
 
 @pytest.fixture
-def hold(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def hold(tmp_path):
     """Start a process that has a folder, and writes there each line that it is given."""
     started: list[subprocess.Popen[str]] = []
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
+from processes import python
 from runs import written
 from toys import TOY_LABELS, make_toy_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -43,15 +42,8 @@ TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese",
 # --------------------------------------------------------------------------------- names
 
 
-def python(code: str) -> None:
-    """Run code in a process of its own, which must end well."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_import_leaves_the_process_alone_and_recipes_load_without_torch():
-    python(
-        """
+    python("""
 import os, random, sys, warnings
 before = dict(os.environ), random.getstate(), list(warnings.filters)
 import ds_distill
@@ -60,14 +52,12 @@ loaded = {"torch", "deepspeed", "numpy", "transformers", "pydantic"} & {*sys.mod
 assert not loaded, loaded
 ds_distill.load_recipe("quickstart")
 assert "torch" not in sys.modules
-"""
-    )
+""")
 
 
 def test_models_and_losses_need_no_deepspeed_and_the_engine_changes_no_variable():
     """But for one that deepspeed sets itself."""
-    python(
-        """
+    python("""
 import os, sys
 import torch
 import seqeval.metrics  # these two set variables of the environment themselves
@@ -84,8 +74,7 @@ from deepspeed.accelerator import get_accelerator
 assert get_accelerator().device_name() == ("cuda" if torch.cuda.is_available() else "cpu")
 changed = {n for n in {**before[0], **os.environ} if before[0].get(n) != os.environ.get(n)}
 assert changed <= {"PYTORCH_NVML_BASED_CUDA_CHECK"}, changed
-"""
-    )
+""")
 
 
 def test_every_name_is_there_and_documented():

@@ -97,7 +97,7 @@ def seen(recipe: Recipe, name: str, number: int) -> set[tuple[str, str]]:
 
 
 @given(phases=PHASES)
-def test_a_model_is_what_the_last_phase_that_made_it_left(phases: list[dict[str, Any]]) -> None:
+def test_a_model_is_what_the_last_phase_that_made_it_left(phases):
     recipe = recipe_of(phases)
     for number in range(len(phases) + 1):
         for name in (*NAMES, "average", "random"):
@@ -118,9 +118,7 @@ def phases_task(phase: dict[str, Any]) -> str:
 
 
 @given(phases=PHASES)
-def test_those_trained_on_a_split_come_in_the_order_of_their_first_training(
-    phases: list[dict[str, Any]],
-) -> None:
+def test_those_trained_on_a_split_come_in_the_order_of_their_first_training(phases):
     recipe = recipe_of(phases)
     names = list(dict.fromkeys(name for phase in recipe.phases for name in phase.outputs))
     for task in TASKS:
@@ -146,9 +144,7 @@ def held(recipe: Recipe, number: int, split: str) -> int | None:
 
 
 @given(phases=PHASES)
-def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(
-    phases: list[dict[str, Any]],
-) -> None:
+def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(phases):
     recipe = recipe_of(phases)
     for step in steps(recipe):
         now, fits, states = versions(recipe, step.number), None, False
@@ -166,7 +162,7 @@ def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(
         assert step.fitted_states == (fits is not None and states)
 
 
-def test_a_model_is_evaluated_on_the_task_that_made_it_last() -> None:
+def test_a_model_is_evaluated_on_the_task_that_made_it_last():
     trained = {"models": "student", "save_as": "made", "task": "one"}
     grown = {"start": "made", "save_as": "made", "size": 100, "task": "other"}
     tests = [{"evaluate": {"task": task}} for task in TASKS]
@@ -175,7 +171,7 @@ def test_a_model_is_evaluated_on_the_task_that_made_it_last() -> None:
     assert found == ["control", None, None, "control"]
 
 
-def test_a_cache_that_no_student_reads_is_not_there() -> None:
+def test_a_cache_that_no_student_reads_is_not_there():
     """`only_if_read`: an expertise phase reads a cache that there is, and makes none."""
     cache = {"cache": {"task": "one", "splits": ["train"], "only_if_read": True}}
     fits = {"expertise": {"task": "one", "split": "train"}}

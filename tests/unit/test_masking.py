@@ -64,7 +64,7 @@ def check_uniform(counts: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("rate", [RATE, 0.4])
-def test_tokens_are_masked_at_the_rate_and_80_10_10(rate: float) -> None:
+def test_tokens_are_masked_at_the_rate_and_80_10_10(rate):
     view, keys = make_view()
     chosen, shown = chosen_of(view, keys, replace(MASKING, rate=rate))
     eligible = ~torch.isin(view.input_ids, torch.tensor(SPECIAL)) & (view.attention_mask == 1)
@@ -88,7 +88,7 @@ def test_tokens_are_masked_at_the_rate_and_80_10_10(rate: float) -> None:
     assert ((counts - likely).abs() < 5 * expected.sqrt()).all()
 
 
-def test_what_is_shown_does_not_depend_on_what_was_chosen() -> None:
+def test_what_is_shown_does_not_depend_on_what_was_chosen():
     """At a rate of 1 every random number is seen: in whole, and within a share of the others."""
     view, keys = make_view()
     view = replace(view, input_ids=torch.full_like(view.input_ids, ALIKE))
@@ -106,7 +106,7 @@ def test_what_is_shown_does_not_depend_on_what_was_chosen() -> None:
         check_uniform(counts[others])
 
 
-def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
+def test_neighbours_epochs_seeds_and_texts_draw_independently():
     view, keys = make_view()
     view = replace(view, input_ids=torch.full_like(view.input_ids, ALIKE))
     chosen, shown = chosen_of(view, keys)
@@ -128,7 +128,7 @@ def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
         assert len(same) > 3000, name
 
 
-def test_a_mask_belongs_to_the_text() -> None:
+def test_a_mask_belongs_to_the_text():
     """Not to its position in the batch, its neighbours, or the padding that they make."""
     view, keys = make_view(200)
     chosen, shown = chosen_of(view, keys, epoch=3)
@@ -146,7 +146,7 @@ def test_a_mask_belongs_to_the_text() -> None:
 
 
 @pytest.mark.parametrize("rate", [RATE, 0.4])
-def test_tokens_that_a_teacher_does_not_know_are_always_masked(rate: float) -> None:
+def test_tokens_that_a_teacher_does_not_know_are_always_masked(rate):
     """The others as if there were none of these, and no model sees one."""
     view, keys = make_view()
     known = 30
@@ -164,7 +164,7 @@ def test_tokens_that_a_teacher_does_not_know_are_always_masked(rate: float) -> N
     check_share(chosen[~new & ~special & (view.attention_mask == 1)], rate)
 
 
-def test_all_that_is_masked_may_be_shown_as_the_mask() -> None:
+def test_all_that_is_masked_may_be_shown_as_the_mask():
     view, keys = make_view()
     chosen, _ = chosen_of(view, keys)
     same, shown = chosen_of(view, keys, replace(MASKING, shown="mask"))

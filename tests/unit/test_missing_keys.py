@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds import write
 
 from ds_distill.data.groups import ID, Groups, teacher_names
 from ds_distill.data.open_source import open_source
@@ -20,6 +21,7 @@ from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import TASKS
 
 SPAN = {"start": 0, "end": 1, "type": "LOC"}
+ASKED = {"question": "q", "context": "a"}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     # of a kind of task: the key that a row may lack, and a row
     "single-label": ("label", {"text": "a", "label": "x"}),
@@ -27,14 +29,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "regression": ("label", {"text": "a", "label": 0.5}),
     "token-classification": ("tags", {"tokens": ["a"], "tags": ["O"]}),
     "token-classification of spans": ("spans", {"text": "a", "spans": [SPAN]}),
-    "extractive-qa": (
-        "answers",
-        {"question": "q", "context": "a", "answers": [{"text": "a", "start": 0}]},
-    ),
-    "character-spans": (
-        "answers",
-        {"question": "q", "context": "a", "answers": [{"start": 0, "end": 1}]},
-    ),
+    "extractive-qa": ("answers", {**ASKED, "answers": [{"text": "a", "start": 0}]}),
+    "character-spans": ("answers", {**ASKED, "answers": [{"start": 0, "end": 1}]}),
 }
 LABELS = {"text": ["x", "y"], "words": ["O", "B-LOC", "I-LOC"]}
 
@@ -43,7 +39,7 @@ def opened(
     folder: Path, kind: str, rows: list[dict[str, Any]], given: bool = True, **columns: str
 ) -> Source:
     """given: whether the recipe names the labels."""
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(folder / "train.jsonl", rows)
     entry = TASKS[kind.split()[0]]
     task: dict[str, Any] = {"data": {"path": str(folder), "columns": columns}}
     if given and "labels" in entry.model_fields:
@@ -52,24 +48,18 @@ def opened(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from([*ROWS]),
-    count=st.integers(3, 6),
-    at=st.integers(0, 5),
-    given=st.booleans(),
-)
+@given(st.sampled_from([*ROWS]), st.integers(3, 6), st.integers(0, 5), st.booleans())
 def test_a_row_without_a_label_is_refused_wherever_it_stands(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, count: int, at: int, given: bool
-) -> None:
+    tmp_path_factory, kind, count, at, given
+):
     folder, (key, row), at = tmp_path_factory.mktemp("a"), ROWS[kind], at % count
     rows = [dict(row) for _ in range(count)]
     if kind == "single-label":
         rows[at - 1]["label"] = "y"
     del rows[at][key]
     here, there = folder / f"train.jsonl:{at + 1}", folder / f"train.jsonl:{2 if at == 0 else 1}"
-    what = (
-        f"{re.escape(str(here))}: no (label|tags|answers) in {key!r}, but {re.escape(str(there))}"
-    )
+    here, there = re.escape(str(here)), re.escape(str(there))
+    what = f"{here}: no (label|tags|answers) in {key!r}, but {there}"
     given = given or kind in ("multi-label", "token-classification")  # which have one label else
     for need in (False, True):
         with pytest.raises(UserError, match=rf"{what} has (one|some)\."):
@@ -78,9 +68,7 @@ def test_a_row_without_a_label_is_refused_wherever_it_stands(
 
 @given(at=st.integers(0, 4))
 @settings(max_examples=10, deadline=None)
-def test_names_of_examples_may_be_missing_in_any_row(
-    tmp_path_factory: pytest.TempPathFactory, at: int
-) -> None:
+def test_names_of_examples_may_be_missing_in_any_row(tmp_path_factory, at):
     names: list[dict[str, Any]] = [
         {"id": n, "patient": f"p{n // 2}", "follow": f"t{n % 2}"} for n in range(5)
     ]
@@ -100,23 +88,18 @@ def test_names_of_examples_may_be_missing_in_any_row(
             assert (groups[one] == groups[other]) == same
 
 
-def test_a_text_or_list_of_words_that_a_row_lacks_is_refused_there(tmp_path: Path) -> None:
+def test_a_text_or_list_of_words_that_a_row_lacks_is_refused_there(tmp_path):
     whole = {"text": "a", "tokens": ["a"], "tags": ["O"]}
-    for rows in (
-        [{"text": "a"}, whole, whole],
-        [whole, {"text": "a"}],
-        [whole, whole, {"text": "a"}],
+    labelled = {"text": "a", "label": "x"}
+    for kind, row, key, other in (
+        ("token-classification", whole, "tokens", "text"),
+        ("single-label", labelled, "text", "label"),
     ):
-        at = rows.index({"text": "a"}) + 1
-        with pytest.raises(UserError, match=rf"train\.jsonl:{at}: no 'tokens'; it has 'text'"):
-            opened(tmp_path, "token-classification", rows).read("train")
-    for lacks in range(3):
-        rows = [{"text": "a", "label": "x"} for _ in range(3)]
-        del rows[lacks]["text"]
-        with pytest.raises(
-            UserError, match=rf"train\.jsonl:{lacks + 1}: no 'text'; it has 'label'"
-        ):
-            opened(tmp_path, "single-label", rows).read("train")
+        for lacks in range(3):
+            rows = [{other: row[other]} if at == lacks else row for at in range(3)]
+            says = rf"train\.jsonl:{lacks + 1}: no {key!r}; it has {other!r}"
+            with pytest.raises(UserError, match=says):
+                opened(tmp_path, kind, rows).read("train")
 
 
 keys = st.text(st.characters(), min_size=1, max_size=3)  # half of a surrogate pair, too
@@ -124,16 +107,14 @@ keys = st.text(st.characters(), min_size=1, max_size=3)  # half of a surrogate p
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.dictionaries(keys, st.integers() | st.text() | st.none()), min_size=1))
-def test_columns_are_the_keys_of_all_rows_in_their_order(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
-) -> None:
+def test_columns_are_the_keys_of_all_rows_in_their_order(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("a")
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     wanted = [*dict.fromkeys(key for row in rows for key in row)]
     assert open_file(folder / "a.jsonl").columns() == wanted
 
 
-def test_converted_rows_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_rows_are_not_read_again(tmp_path, monkeypatch):
     """A start of a run over millions of rows, on each rank, reads none of them."""
     first = opened(tmp_path, "single-label", [{"text": "a"}, {"text": "b"}])
     assert first.read("train")["text"][:] == ["a", "b"]
@@ -147,9 +128,7 @@ def test_converted_rows_are_not_read_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("key", ["label", "patient", "follow", "id"])
-def test_a_key_that_the_first_rows_lack_is_refused(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_the_first_rows_lack_is_refused(key, tmp_path, monkeypatch):
     """Of those alone columns are known: in silence it would not be read."""
     monkeypatch.setattr(text, "BATCH", 2)
     rows = [{"text": "a"}, {"text": "b"}, {"text": "c", "other": 1}, {"text": "d", key: "x"}]

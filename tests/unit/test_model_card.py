@@ -79,7 +79,7 @@ def left_out(results: dict[str, Any], task: str, teacher: str) -> None:
     results["phases"].insert(0, {"kind": "expertise", "task": task, "left_out": why})
 
 
-def test_a_whole_card() -> None:
+def test_a_whole_card():
     results = make_results(["test"], LABELS, metric="micro_recall", micro_recall=0.654321)
     left_out(results, "task", "kiwi")
     left_out(results, "another", "emu")
@@ -116,7 +116,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def test_cards_of_other_tasks() -> None:
+def test_cards_of_other_tasks():
     text = ""
     for name, (task, model) in TASKS.items():
         card = model_card(make_recipe(task=task), make_results(["test"], LABELS, **model))
@@ -126,7 +126,7 @@ def test_cards_of_other_tasks() -> None:
     check_text(Path(__file__).with_name("other_model_cards.txt"), text)
 
 
-def test_a_student_judged_on_other_tasks_has_their_figures() -> None:
+def test_a_student_judged_on_other_tasks_has_their_figures():
     """As one of all types of entities, which is judged by type. Its data are those of all parts."""
     splits = {"train": [{"path": "data:genes"}, {"path": "data:drugs"}]}
     tasks = {
@@ -164,9 +164,7 @@ FITS = [{"expertise": {"split": "extra"}}]
         (FITS, ["validation"], None),  # the distillation's epochs are chosen by it
     ],
 )
-def test_no_figure_is_of_what_made_the_student(
-    phases: list[Any], splits: list[str], judged: str | None
-) -> None:
+def test_no_figure_is_of_what_made_the_student(phases, splits, judged):
     recipe = make_recipe(phases=[*phases, *PHASES])
     metadata, text = card_of(recipe, make_results(splits, LABELS))
     if judged is None:
@@ -182,9 +180,7 @@ def test_no_figure_is_of_what_made_the_student(
 # --------------------------------------------------------------------- what is not on the hub
 
 
-def test_local_folders_are_no_names_of_the_hub(
-    tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_folders_are_no_names_of_the_hub(tmp_path, tiny_models, monkeypatch):
     """Not even those that look like one; nor does a card tell where they lie."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_models["toy"], tmp_path / "org" / "model")
@@ -201,9 +197,7 @@ def test_local_folders_are_no_names_of_the_hub(
         assert (result["dataset"]["name"], result["dataset"]["type"]) == ("data", "local")
 
 
-def test_licence_and_language_are_those_of_its_start(
-    tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_licence_and_language_are_those_of_its_start(tmp_path, tiny_models):
     folder = tmp_path / "models" / "base"
     shutil.copytree(tiny_models["toy"], folder)
 
@@ -236,7 +230,7 @@ def test_licence_and_language_are_those_of_its_start(
 ODD = ["a|b", "<b>", "one\ntwo", "&amp;", "naïve", "</script><img src=x onerror=alert(1)>"]
 
 
-def test_what_a_stranger_calls_a_label_is_no_html_and_keeps_the_table_whole() -> None:
+def test_what_a_stranger_calls_a_label_is_no_html_and_keeps_the_table_whole():
     results = make_results(["test"], ODD)
     results["verdict"] = f"Best at {ODD[-1]}: 74.1% \u202e"
     text = model_card(make_recipe(), results)

@@ -26,14 +26,14 @@ EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 @EACH
-def test_the_page_shows_what_the_file_holds(file: Path) -> None:
+def test_the_page_shows_what_the_file_holds(file):
     _, mark, rest = page_of(file.stem).read_text(encoding="utf-8").partition(opening(file.stem))
     shown, end, _ = rest.partition(CLOSING)
     assert mark and end
     assert shown == markdown(file.stem, json.loads(file.read_text()))
 
 
-def test_every_table_of_the_pages_has_a_file() -> None:
+def test_every_table_of_the_pages_has_a_file():
     pages = sorted({page_of(name) for name in TABLES})
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     shown = [name for name in TABLES if opening(name) in text]
@@ -42,7 +42,7 @@ def test_every_table_of_the_pages_has_a_file() -> None:
 
 
 @EACH
-def test_a_file_is_of_a_commit_and_names_no_folder(file: Path) -> None:
+def test_a_file_is_of_a_commit_and_names_no_folder(file):
     text = file.read_text()
     commit = json.loads(text)["environment"]["commit"]
     assert len(commit) == 40, commit
@@ -53,7 +53,7 @@ def test_a_file_is_of_a_commit_and_names_no_folder(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_variant_is_a_recipe(name: str) -> None:
+def test_every_variant_is_a_recipe(name):
     """Labels alone train as long, and from the same start."""
     table = TABLES[name]
     for variant in table.variants.values():
@@ -93,7 +93,7 @@ def results_of(student: float, teacher: float, closed: float | None = 0.5) -> di
     return {"phases": [distil, evaluation(student, teacher, closed)]}
 
 
-def test_a_mean_over_seeds_has_an_interval_of_the_seeds_differences() -> None:
+def test_a_mean_over_seeds_has_an_interval_of_the_seeds_differences():
     found = papers.over_seeds([results_of(0.7, 0.6), results_of(0.8, 0.6), results_of(0.9, 0.6)])
     to_teacher, to_majority = found["differences"]
     assert to_teacher["seeds"] == pytest.approx([0.1, 0.2, 0.3])
@@ -108,7 +108,7 @@ def test_a_mean_over_seeds_has_an_interval_of_the_seeds_differences() -> None:
     assert "steps" not in found["models"]["bert"]
 
 
-def test_the_majority_class_is_compared_by_accuracy_too() -> None:
+def test_the_majority_class_is_compared_by_accuracy_too():
     """The answer `no` is right 20 times; the student 32 times, alone 14 times."""
     found = papers.more_right(evaluation(0.8, 0.9, None), "student")
     assert found["difference"] == pytest.approx(12 / 40)
@@ -117,7 +117,7 @@ def test_the_majority_class_is_compared_by_accuracy_too() -> None:
     assert found["interval"] == pytest.approx([0.3 - reach, 0.3 + reach])
 
 
-def test_runs_of_other_commits_and_of_changed_checkouts_are_refused(tmp_path: Path) -> None:
+def test_runs_of_other_commits_and_of_changed_checkouts_are_refused(tmp_path):
     def ran(name: str, *commits: str) -> Path:
         """A run that was begun, and resumed, at these commits."""
         starts = [

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
+from kinds import jsonl
 from passes import untraced
+from runs import command_line, written
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
-from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning import models
 from ds_distill.planning import planner as planning
@@ -43,7 +42,7 @@ STUDENT, TEACHER = 4_386_307, 11_171_587  # weights, with heads of three classes
 
 
 @pytest.fixture(autouse=True)
-def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_data(monkeypatch):
     untraced(monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     facts = lambda recipe, task, split: SplitFacts(split, 1000, 20.0)  # noqa: E731
@@ -51,7 +50,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, _no_data: None) -> None:
+def traced(monkeypatch, _no_data):
     """Passes cost what they do: tests without it take a tenth of the time."""
     monkeypatch.setattr(models, "_traced", TRACED)
 
@@ -70,9 +69,7 @@ def recipe_file(folder: Path, **changes: Any) -> Path:
         "deepspeed": "zero3_bf16",
         **changes,
     }
-    file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump(data))
-    return file
+    return written(data, folder, "mine")
 
 
 def planned(folder: Path, *overrides: str, gpus: int = 4, gpu: str = "l4", **changes: Any) -> Plan:
@@ -94,11 +91,11 @@ def both_ways(plan: Plan) -> tuple[Placement, Placement]:
     return live, cached
 
 
-def test_a_slow_rate_is_not_0() -> None:
+def test_a_slow_rate_is_not_0():
     assert [rate(speed) for speed in (0.034, 2.0, 12.3, 45_678.9)] == ["0.034", "2", "12", "45,679"]
 
 
-def test_what_each_placement_holds(tmp_path: Path) -> None:
+def test_what_each_placement_holds(tmp_path):
     """16 bytes for each weight of the student and its two projections; of teachers 2, which are
     sharded at stage 3 alone."""
     plan = planned(tmp_path)
@@ -126,19 +123,17 @@ def test_what_each_placement_holds(tmp_path: Path) -> None:
     ("chooses", "examples"),
     [({"per_class": 10}, 30), ({"focus": {"classes": ["a", "b"]}, "per_class": 25}, 50)],
 )
-def test_steps_are_of_the_examples_that_a_phase_trains_on(
-    tmp_path: Path, chooses: dict[str, Any], examples: int
-) -> None:
+def test_steps_are_of_the_examples_that_a_phase_trains_on(tmp_path, chooses, examples):
     """Of 40 of each class, where a phase chooses among them: all of the split were counted."""
     rows = [{"text": f"{label} {n}", "label": label} for label in "abc" for n in range(40)]
     file = tmp_path / "train.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text(jsonl(rows))
     phases = [{"fine-tune": {"models": "student", **chooses}}]
     [job] = planned(tmp_path, task=CLASSES | {"data": {"path": str(file)}}, phases=phases).jobs
     assert job.steps == 2 * -(-examples // 16)
 
 
-def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path: Path) -> None:
+def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path):
     sizes = ["task.max_length=512", "deepspeed=zero0_bf16"]
 
     def chosen(size: int) -> Placement:
@@ -150,7 +145,7 @@ def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path: Path) 
     assert chosen(round(0.98 * largest)).fits and not chosen(round(1.02 * largest)).fits
 
 
-def test_a_plan_says_where_a_gpu_waits_for_python(tmp_path: Path, traced: None) -> None:
+def test_a_plan_says_where_a_gpu_waits_for_python(tmp_path, traced):
     small, large = (
         planned(tmp_path, f"training.batch_size={size}", "deepspeed=zero1_bf16")
         for size in (8, 16384)
@@ -163,9 +158,7 @@ def test_a_plan_says_where_a_gpu_waits_for_python(tmp_path: Path, traced: None) 
 
 
 @pytest.mark.parametrize("teachers", ["live", "cached"])
-def test_teachers_that_are_files_alone_are_neither_live_nor_cached(
-    tmp_path: Path, teachers: str
-) -> None:
+def test_teachers_that_are_files_alone_are_neither_live_nor_cached(tmp_path, teachers):
     """`plan`, and `profile` after all that it had measured, divided by a rate of 0."""
     parts = distilled({"kl": {}}, {"cache": {"splits": "train"}}, task=CLASSES, teachers=teachers)
     plan = planned(tmp_path, **parts | {"teachers": {"file": {"predictions": "mine.jsonl"}}})
@@ -175,7 +168,7 @@ def test_teachers_that_are_files_alone_are_neither_live_nor_cached(
     assert plan_text(plan).startswith("mine: ")  # without advice of how to run them
 
 
-def test_a_row_of_a_codec_takes_what_was_measured() -> None:
+def test_a_row_of_a_codec_takes_what_was_measured():
     """`codec.threshold` was not looked at, and a sweep was refused for a disk that was large
     enough."""
     task, config = MaskedLM(data=Data(path="x")), AutoConfig.for_model("bert")
@@ -200,7 +193,7 @@ def test_a_row_of_a_codec_takes_what_was_measured() -> None:
     assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == 4
 
 
-def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path: Path) -> None:
+def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path):
     """Of one micro-batch its logits in fp32, and states of all micro-batches."""
 
     def of(micro_batch: int) -> Placement:
@@ -232,9 +225,7 @@ UNCACHEABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("why", UNCACHEABLE)
-def test_a_cache_that_check_refuses_is_not_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_a_cache_that_check_refuses_is_not_planned(tmp_path, monkeypatch, why):
     """It was recommended, and asked for it ended in a StopIteration."""
     parts, says = UNCACHEABLE[why]
     plan = planned(tmp_path, **parts)
@@ -254,9 +245,7 @@ def test_a_cache_that_check_refuses_is_not_planned(
         (CLASSES, {"losses": {"kl": {}}, "routing": "gate"}, 4 * (3 + 256)),
     ],
 )
-def test_a_cache_that_check_takes_is_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, distil: Any, signals: int
-) -> None:
+def test_a_cache_that_check_takes_is_planned(tmp_path, monkeypatch, task, distil, signals):
     """Without a cache phase: one that could stand there, with what the phase reads."""
     names = ["one", "two"] if "routing" in distil else ["one"]
     before = [{"expertise": {"split": "train"}}] * (len(names) - 1)
@@ -268,7 +257,7 @@ def test_a_cache_that_check_takes_is_planned(
     assert cached.signals == rows * len(names) * signals + states
 
 
-def test_questions_are_planned(tmp_path: Path) -> None:
+def test_questions_are_planned(tmp_path):
     """It ended in an AssertionError. Of each window a start and an end over all its tokens."""
     task = MASKED | {"type": "extractive-qa"}
     parts = distilled({"kl": {}, "cross_entropy": {}}, task=task)
@@ -281,7 +270,7 @@ def test_questions_are_planned(tmp_path: Path) -> None:
     assert pays.passes < pays.in_recipe == 2
 
 
-def test_large_logits_are_in_the_plan(tmp_path: Path, traced: None) -> None:
+def test_large_logits_are_in_the_plan(tmp_path, traced):
     parts = {"task": MASKED | {"max_length": 512}, "phases": [{"fine-tune": {"models": "student"}}]}
     [job] = planned(tmp_path, "training.batch_size=1024", **parts).jobs
     # Of cross-entropy alone some at a time, each number in fp32, and as fp16 or bf16.
@@ -300,7 +289,7 @@ def teacher_peak(examples: int) -> int:
 
 
 @pytest.mark.parametrize("padding", ["always", "never"])
-def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path, padding: str) -> None:
+def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path, padding):
     """Beside a teacher: its states and the inputs of its attention, until the loss; of the steps
     that it reads at once, where nothing is padded."""
 
@@ -357,7 +346,7 @@ def test_what_is_whole_of_shards() -> None:
         assert inference_states({"one": [10, 5], "two": [100]}, zero).buffers == whole * 4
 
 
-def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
+def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path):
     half, brain = (planned(tmp_path, f"deepspeed=zero3_{name}") for name in ("fp16", "bf16"))
     assert {other.choice.stage for other in half.jobs[0].others} == {1, 2, 3}
     assert half.jobs[0].chosen == brain.jobs[0].chosen
@@ -365,7 +354,7 @@ def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
     assert "fp16 or fp32" in planned(tmp_path, gpu="t4").notes[0]
 
 
-def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path, traced: None) -> None:
+def test_checkpointing_takes_less_memory_and_more_time(tmp_path, traced):
     [job] = planned(tmp_path, "task.max_length=256", "training.batch_size=512").jobs
     assert not job.chosen.choice.checkpointing
     more = job.placement("cached", job.chosen.choice)
@@ -386,7 +375,7 @@ def passes(folder: Path, *overrides: str, **parts: Any) -> float:
     return pays.passes
 
 
-def test_what_a_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: None) -> None:
+def test_what_a_cache_costs(tmp_path, monkeypatch, traced):
     """About a pass of the teachers where micro-batches are as large as its own, or of as many
     tokens at once; small ones of live teachers are slow. Of mask variants a pass each, and another
     task's cache does not count."""
@@ -412,7 +401,7 @@ def test_what_a_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tra
     assert both == alone
 
 
-def test_weights_that_rest_are_groups_of_their_own(tmp_path: Path) -> None:
+def test_weights_that_rest_are_groups_of_their_own(tmp_path):
     """Of three ranks' shares each is padded by itself."""
     losses = {"hidden_mse": {"until": 0.5}, "kl": {"from": 0.5}}
     parts = distilled(losses, task=CLASSES, teachers="live", keep="last")
@@ -430,14 +419,10 @@ def test_weights_that_rest_are_groups_of_their_own(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- command
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["plan", *arguments])
-
-
-def test_the_command_shows_and_writes(tmp_path: Path) -> None:
-    file, told = str(recipe_file(tmp_path)), tmp_path / "plan.json"
-    done = run(file, "--gpus", "2", "--gpu", "H100", "--json", str(told))
-    assert done.exit_code == 0, done.output
+def test_the_command_shows_and_writes(tmp_path):
+    told = tmp_path / "plan.json"
+    command = ["plan", recipe_file(tmp_path), "--gpus", "2", "--gpu", "H100"]
+    done = command_line(*command, "--json", told)
     assert "2 x h100" in done.output and "  live stage 3" in done.output
     assert "cached stage 1" not in done.output and "--all" in done.output
     heads, row = (
@@ -448,7 +433,7 @@ def test_the_command_shows_and_writes(tmp_path: Path) -> None:
     held = {**chosen["states"], **{key: chosen[key] for key in ("activations", "signals", "total")}}
     held |= {"teachers": sum(held["teachers"].values()), "logits": chosen["head"]}
     assert {name: f"{size / GIB:.2f}" for name, size in held.items()}.items() <= shown.items()
-    whole = run(file, "--gpus", "2", "--gpu", "H100", "--all").output
+    whole = command_line(*command, "--all").output
     assert "* live stage 3" in whole and "cached stage 1" in whole
     assert "Cache for distil: pays" in done.output
     plan = json.loads(told.read_text())
@@ -467,13 +452,11 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, narrow, shared)
 
 
-def test_what_is_assumed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None
-) -> None:
+def test_what_is_assumed_is_told(tmp_path, monkeypatch, in_this_process):
     """Two labels were, of data that the plan had read; and a hub's error ended in "could not be
     loaded: C"."""
     rows = [{"text": f"text {number}", "label": "abc"[number % 3]} for number in range(9)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.jsonl").write_text(jsonl(rows))
     task = {"data": {"path": str(tmp_path / "train.jsonl")}, "max_length": 32}
     plan = planned(tmp_path, task=task)
     assert {model.classes for model in plan.models} == {3} and not plan.notes
@@ -507,17 +490,13 @@ def test_what_is_assumed_is_told(
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
     ],
 )
-def test_a_gpu_is_known_by_whole_words_and_has_the_memory_that_it_reports(
-    called: str, gib: float, known: str | None
-) -> None:
+def test_a_gpu_is_known_by_whole_words_and_has_the_memory_that_it_reports(called, gib, known):
     """Parts of names made an A100 of the RTX A1000, an L4 of the L40 and 80 GiB of the 40."""
     found = gpu_named(called, int(gib * GIB))
     assert found == (None if known is None else replace(GPUS[known], memory=int(gib * GIB)))
 
 
-def test_a_gpu_of_this_machine_that_is_not_known_is_not_planned_as_its_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_of_this_machine_that_is_not_known_is_not_planned_as_its_cpu(monkeypatch):
     about = SimpleNamespace(name="NVIDIA L40", total_memory=44 * GIB)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)

@@ -79,20 +79,20 @@ def is_private(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def used() -> list[tuple[str, str]]:
+def used():
     return [*uses()]
 
 
-def test_each_private_name_is_listed_with_its_reason(used: list[tuple[str, str]]) -> None:
+def test_each_private_name_is_listed_with_its_reason(used):
     new = [(name, place) for name, place in used if name not in REASONS]
     assert new == [], "use what is public, or list it in private_apis.yaml with the reason"
 
 
-def test_nothing_is_listed_that_is_not_used(used: list[tuple[str, str]]) -> None:
+def test_nothing_is_listed_that_is_not_used(used):
     assert REASONS.keys() - {name for name, _ in used} == set()
 
 
-def test_a_new_use_is_found() -> None:
+def test_a_new_use_is_found():
     code = "from torch._inductor import config\nx = model._private\ngetattr(y, '_hidden', None)"
     nodes = list(ast.walk(ast.parse(code)))
     assert {name for node in nodes for name in private_names(node)} == {"_private", "_hidden"}

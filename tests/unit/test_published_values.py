@@ -19,7 +19,7 @@ ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in ro
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, Any]:
+def loaded():
     found: dict[str, Any] = {}
     for name in PUBLISHED:
         of_suite = name.startswith("suite ")
@@ -29,9 +29,7 @@ def loaded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "key", "value", "source"), ROWS)
-def test_a_value_is_as_published(
-    name: str, key: str, value: Any, source: str, loaded: dict[str, Any]
-) -> None:
+def test_a_value_is_as_published(name, key, value, source, loaded):
     found = at(loaded[name], key)
     if isinstance(found, Mapping) and isinstance(value, list):
         found = sorted(found)  # the names of the terms of a loss
@@ -42,7 +40,7 @@ def test_a_value_is_as_published(
     strict=True,
     reason="An evaluation has one row for each word: scores of pieces wait for rows of pieces.",
 )
-def test_entities_are_scored_by_their_pieces(loaded: dict[str, Any]) -> None:
+def test_entities_are_scored_by_their_pieces(loaded):
     """As ner.py does: what is predicted and scored are the rows that are trained on."""
     task = loaded["suite compact-biomedical"].tasks["bc2gm"]
     kind = TokenClassificationKind(task, ["O", "B-GENE", "I-GENE"])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from runs import written as write
 
 from ds_distill.cli.options import Given
 from ds_distill.errors import UserError
@@ -25,9 +26,7 @@ def load(tmp_path, toy_settings):
     """Load the toy recipe with other top-level keys and overrides."""
 
     def load(*overrides: str, **changes: Any) -> Recipe:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({**toy_settings, **changes}, sort_keys=False))
-        return load_recipe(str(path), overrides)
+        return load_recipe(write({**toy_settings, **changes}, tmp_path), overrides)
 
     return load
 
@@ -214,8 +213,7 @@ def test_whatever_is_wrong_is_told_once_and_as_a_mistake(data, toy_settings, tmp
     written = copy.deepcopy(toy_settings)
     for _ in range(data.draw(st.integers(1, 4), "mistakes")):
         damaged(data, written)
-    path = tmp_path_factory.mktemp("damaged") / "recipe.yaml"
-    path.write_text(yaml.safe_dump(written, sort_keys=False))
+    path = write(written, tmp_path_factory.mktemp("damaged"))
     try:
         assert Given(str(path)).load().location_of("phases").startswith(str(path))
     except UserError as refusal:

@@ -31,7 +31,7 @@ SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is
 FILES = [*builtin_recipes().values(), *map(small_form, builtin_recipes().values())]
 
 
-def test_all_load_say_what_they_are_and_can_be_read_at_a_glance(tmp_path: Path) -> None:
+def test_all_load_say_what_they_are_and_can_be_read_at_a_glance(tmp_path):
     assert {"quickstart", *THESIS} <= set(builtin_recipes())
     written = tmp_path / "again.yaml"
     for name in builtin_recipes():
@@ -61,9 +61,7 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_form_fits_its_data_and_models(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_small_form_fits_its_data_and_models(name, request, tmp_path):
     """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
     folder = tmp_path
     if name not in MADE and re.search(r"data:\w", dump_recipe(load_recipe(name, small=True))):
@@ -83,11 +81,11 @@ def test_a_small_form_fits_its_data_and_models(
                 answers.writelines(json.dumps({**r, "predicted": "torch"}) + "\n" for r in rows)
     whole, small = load_recipe(name), load_recipe(name, [f"data_folder={folder}"], small=True)
     check_all(small)
-    methods = [
+    losses, of_small = (
         [sorted(phase.losses) for phase in recipe.phases if phase.kind == "distil"]
         for recipe in (whole, small)
-    ]
-    assert methods[0] == methods[1]
+    )
+    assert losses == of_small
     # Reports are headed by it, and said that layers learnt from BioBERT, where MiniLM taught.
     assert small.description != whole.description
     models = {"BERT", "BioBERT", "PubMedBERT", "RoBERTa", "DeBERTa", "DeBERTa-v3-large"}
@@ -104,18 +102,13 @@ SEEN_ON_NO_DATA = {
 ELSEWHERE = re.compile(r"configuration cannot be read|not in data_folder=|this is no local file")
 
 
-def test_what_is_seen_on_no_data_is_told() -> None:
+def test_what_is_seen_on_no_data_is_told():
     assert {*builtin_recipes()} - {*SMALL, *DATA_HERE} == SEEN_ON_NO_DATA
 
 
-@pytest.mark.parametrize(
-    "name",
-    # The quickstart is run whole by tests/e2e; the first reading of its docstrings takes 20 s.
-    [name for name in builtin_recipes() if name != "quickstart"],
-)
-def test_check_finds_no_mistake_but_what_is_elsewhere(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+# The quickstart is run whole by tests/e2e; the first reading of its docstrings takes 20 s.
+@pytest.mark.parametrize("name", [name for name in builtin_recipes() if name != "quickstart"])
+def test_check_finds_no_mistake_but_what_is_elsewhere(name, request, tmp_path):
     """On its own data: masked-lm was refused, and all other tests gave it others."""
     folder = request.getfixturevalue("shared_data") if name == "entity-experts" else tmp_path
     try:
@@ -135,7 +128,7 @@ def phases(name: str, *overrides: str, small: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", THESIS)
-def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
+def test_a_recipe_of_the_thesis_is_as_published(name):
     recipe = load_recipe(name)
     large = name.endswith("-large")
     assert list(recipe.teachers) == ["bert", "roberta", "deberta"]
@@ -155,7 +148,7 @@ def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
             assert (phase.learning_rate, phase.batch_size, phase.epochs) == (5e-5, 8, 3)
 
 
-def test_the_clinical_notes_are_as_in_the_thesis() -> None:
+def test_the_clinical_notes_are_as_in_the_thesis():
     """Sections 4.11 and 5.6: the sweep of the study is the grid of losses and students."""
     page = Path(__file__).parents[2] / "docs" / "studies" / "domain-expertise.md"
     _, _, text = page.read_text(encoding="utf-8").partition("ds-distill sweep clinical-notes ")
@@ -184,15 +177,14 @@ def test_the_clinical_notes_are_as_in_the_thesis() -> None:
 @pytest.mark.parametrize(
     "name", ["distilbert", "mt-bert", "ca-mkd", "transfer-general", "transfer-domain"]
 )
-def test_the_control_differs_in_losses_alone(name: str) -> None:
+def test_the_control_differs_in_losses_alone(name):
     steps = phases(name)
-    for key in ("split", "epochs", "steps", "batch_size", "learning_rate", "warmup"):
-        assert getattr(steps["distil"], key) == getattr(steps["control"], key), key
-    for key in ("weight_decay", "max_grad_norm"):
+    keys = ("split", "epochs", "steps", "batch_size", "learning_rate", "warmup")
+    for key in (*keys, "weight_decay", "max_grad_norm"):
         assert getattr(steps["distil"], key) == getattr(steps["control"], key), key
 
 
-def test_tapt_trains_on_the_texts_of_the_same_task() -> None:
+def test_tapt_trains_on_the_texts_of_the_same_task():
     recipe = load_recipe("doktra-tapt")
     assert recipe.tasks_by_name["relations"].data == recipe.tasks_by_name["texts"].data
     steps = dict(recipe.named_phases())
@@ -201,7 +193,7 @@ def test_tapt_trains_on_the_texts_of_the_same_task() -> None:
     assert tapt == control, "the rival is fine-tuned as the student"
 
 
-def test_doktra_runs_on_another_set_of_relations(shared_data: Path) -> None:
+def test_doktra_runs_on_another_set_of_relations(shared_data):
     """DDI, by overrides: several classes, of which one does not count."""
     overrides = [
         f"data_folder={shared_data}",
@@ -216,7 +208,7 @@ def test_doktra_runs_on_another_set_of_relations(shared_data: Path) -> None:
     check_all(load_recipe("doktra", overrides, small=True))
 
 
-def test_minilmv2_compares_relations_of_one_layer() -> None:
+def test_minilmv2_compares_relations_of_one_layer():
     relations = phases("minilmv2")["distil"].losses["relation_kl"]
     assert relations.of == ("queries", "keys", "values")
     large = "phases.distil.losses.relation_kl={heads: 64, layers: {6: 21}}"
@@ -224,7 +216,7 @@ def test_minilmv2_compares_relations_of_one_layer() -> None:
     assert relations.pairs(6, 24) == [(6, 21)]
 
 
-def test_mt_bert_shares_a_head_and_takes_layers_at_even_steps() -> None:
+def test_mt_bert_shares_a_head_and_takes_layers_at_even_steps():
     steps, small = phases("mt-bert"), phases("mt-bert", small=True)
     teach, distil = steps["teach"], steps["distil"]
     assert teach.shared_head and teach.trainings == [list(load_recipe("mt-bert").teachers)]
@@ -236,13 +228,11 @@ def test_mt_bert_shares_a_head_and_takes_layers_at_even_steps() -> None:
     assert small["distil"].losses["hidden_mse"].pairs(3, 6) == uniform.pairs(3, 6)
     [routing] = distil.routing
     assert (routing.policy, routing.mix) == ("mt-bert", None)  # its own: losses
-    assert [routing.policy for routing in phases("ca-mkd")["distil"].routing] == [
-        "ca-mkd",
-        "average",
-    ]
+    policies = [routing.policy for routing in phases("ca-mkd")["distil"].routing]
+    assert policies == ["ca-mkd", "average"]
 
 
-def test_patient_kd_skips_layers() -> None:
+def test_patient_kd_skips_layers():
     recipe = load_recipe("patient-kd")
     steps = dict(recipe.named_phases())
     cache, patient, vanilla = (steps[name] for name in ("cache", "distil", "distil-logits"))
@@ -259,7 +249,7 @@ def test_patient_kd_skips_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["transfer-general", "transfer-random", "transfer-domain"])
-def test_a_transfer_set_is_as_in_the_study(name: str) -> None:
+def test_a_transfer_set_is_as_in_the_study(name):
     recipe = load_recipe(name)
     [task] = recipe.tasks_by_name.values()
     transfer, random = task.data.splits["transfer"], name == "transfer-random"
@@ -269,7 +259,7 @@ def test_a_transfer_set_is_as_in_the_study(name: str) -> None:
         assert transfer.labels["maybe"] is None
 
 
-def test_vekd_in_other_sizes_is_else_as_vekd() -> None:
+def test_vekd_in_other_sizes_is_else_as_vekd():
     """Appendix D: of BERT-large, and narrower, with a step of adaptation."""
     base = load_recipe("vekd")
     for name, model in (("vekd-large", "large"), ("vekd-da", "base")):
@@ -284,7 +274,7 @@ def test_vekd_in_other_sizes_is_else_as_vekd() -> None:
     assert phases("vekd-da")["adapt"].start_of("vekd-da") == "vekd"
 
 
-def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path: Path) -> None:
+def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path):
     """As deep, with as many heads, of the published width: BERT-large is none."""
     sizes = {"vocab_size": 30522, "num_hidden_layers": 24}
     tr.MobileBertConfig(**sizes).save_pretrained(tmp_path / "student")

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from typer.testing import CliRunner
+from runs import command_line
 
-from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes
 
 ROOT = Path(__file__).parents[2]
@@ -30,14 +29,13 @@ def reference() -> Any:
     return module
 
 
-def test_the_page_is_as_the_sections_are() -> None:
+def test_the_page_is_as_the_sections_are():
     made = reference()
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), f"out of date: {COMMAND}"
 
 
-def test_the_command_prints_the_schema() -> None:
-    printed = CliRunner().invoke(app, ["recipes", "--schema"])
-    assert json.loads(printed.stdout) == SCHEMA
+def test_the_command_prints_the_schema():
+    assert json.loads(command_line("recipes", "--schema").stdout) == SCHEMA
 
 
 def sections() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -46,7 +44,7 @@ def sections() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from schema["$defs"].items()
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_says_what_it_means():
     silent = [
         f"{name}.{key}"
         for name, section in sections()
@@ -65,13 +63,11 @@ def mistakes(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
-def test_the_schema_takes_what_is_right(name: str) -> None:
+def test_the_schema_takes_what_is_right(name):
     assert mistakes(yaml.safe_load(builtin_recipes()[name].read_text(encoding="utf-8"))) == []
 
 
-def test_the_schema_takes_every_short_form(
-    toy_settings: dict[str, Any], masked_lm_settings: dict[str, Any]
-) -> None:
+def test_the_schema_takes_every_short_form(toy_settings, masked_lm_settings):
     assert mistakes(toy_settings) == mistakes(masked_lm_settings) == []
     distil = {"losses": {"kl": None}, "routing": [{"policy": "expertise", "mix": "logits"}, "gate"]}
     phases = [
@@ -100,7 +96,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_the_schema_refuses_what_is_wrong(case: str, toy_settings: dict[str, Any]) -> None:
+def test_the_schema_refuses_what_is_wrong(case, toy_settings):
     data = copy.deepcopy(toy_settings)
     WRONG[case](data)
     assert mistakes(data), case

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 
 from ds_distill.process import watchdog
 from ds_distill.process.failures import Failure
+from ds_distill.process.ports import free_port
 from ds_distill.process.rendezvous import named
 
 HOST = socket.gethostname()
@@ -98,68 +99,47 @@ def run_ranks(
     ranks: list[int], size: int, limit: float, what: str = "", port: int | None = None
 ) -> list[str]:
     """The lines that ranks print."""
-    if port is None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-    done = subprocess.run(
-        [sys.executable, "-c", RANKS, json.dumps([ranks, size, limit, what])],
-        env={
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    port = port or free_port()
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    own["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = python(RANKS, json.dumps([ranks, size, limit, what]), env={**os.environ, **own})
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout.splitlines()
 
 
-def test_an_exchange_that_is_stuck_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_that_is_stuck_ends_the_run(monkeypatch):
     """A rank whose store neither answers nor breaks off, as where the network swallows all."""
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.1)
-    let_go, ended = threading.Event(), threading.Event()
-    failures: list[Failure] = []
-
-    def end(failure: Failure, where: str | None) -> None:
-        failures.append(failure)
-        ended.set()
-
+    let_go, failures = threading.Event(), queue.Queue[Failure]()
     process = SimpleNamespace(host="there", is_alive=lambda: None)
     store = SimpleNamespace(set=lambda key, value: let_go.wait(), check=lambda keys: False)
     ranks: Any = SimpleNamespace(rank=1, processes=[process, process], connect=lambda: store)
-    watch = watchdog.Watchdog(ranks, 0.5, end)
+    watch = watchdog.Watchdog(ranks, 0.5, lambda failure, where: failures.put(failure))
     watch.start()
-    assert ended.wait(20), "nobody ends it"
+    failure = failures.get(timeout=20)
     watch.stop()
     let_go.set()
-    assert (failures[0].rank, failures[0].host) == (0, "there")
+    assert (failure.rank, failure.host) == (0, "there")
 
 
-def test_ranks_meet_and_wait_for_each_other() -> None:
+def test_ranks_meet_and_wait_for_each_other():
     lines = run_ranks([0, 1, 2, 3], 4, 60, "late")
     assert lines and set(lines) == {f"waiting for rank 2 on {HOST}"}
 
 
-def test_a_failure_ends_a_wait() -> None:
+def test_a_failure_ends_a_wait():
     lines = run_ranks([0, 1, 2], 3, 60, "failure")
     assert {f"{rank} StoreLost another rank has failed" for rank in (0, 1)} <= set(lines)
 
 
-def test_a_long_interval_of_one_rank_is_no_end_of_the_run() -> None:
+def test_a_long_interval_of_one_rank_is_no_end_of_the_run():
     """All learn what it found."""
     lines = run_ranks([0, 1], 2, 60, "judge")
-    assert sorted(line for line in lines if "waiting" not in line) == [
-        "0 [1.0, 1.0]",
-        "1 [1.0, 1.0]",
-    ]
+    found = sorted(line for line in lines if "waiting" not in line)
+    assert found == ["0 [1.0, 1.0]", "1 [1.0, 1.0]"]
 
 
-def test_those_that_do_not_come_are_named_with_their_hosts() -> None:
+def test_those_that_do_not_come_are_named_with_their_hosts():
     """By a rank beside them, else by the number of the node."""
     lines = run_ranks([0, 2], 6, 4)
     missing = f"ranks 1, 3 on {HOST}; ranks 4-5 on node 2"
@@ -170,22 +150,20 @@ def test_those_that_do_not_come_are_named_with_their_hosts() -> None:
         assert f"There are: ranks 0, 2 on {HOST}. " in line
 
 
-def test_without_rank_0_the_others_name_its_address() -> None:
+def test_without_rank_0_the_others_name_its_address():
     lines = run_ranks([1], 2, 2)
     assert lines[0].startswith("ds-distill: rank 1 waits for rank 0 at 127.0.0.1:")
     assert lines[-1].startswith("1 RanksMissing rank 0 does not answer at 127.0.0.1:")
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_that_is_taken_is_named():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         [line] = run_ranks([0], 2, 2, port=port)
-    assert (
-        f"cannot listen on port {port}. If another program has it, give the launcher another one"
-        in line
-    )
+    taken = f"cannot listen on port {port}. If another program has it, give the launcher another"
+    assert taken in line
 
 
 @pytest.mark.parametrize(
@@ -196,5 +174,5 @@ def test_a_port_that_is_taken_is_named() -> None:
         ([(0, None), (2, None)], "ranks 0, 2"),
     ],
 )
-def test_ranks_in_words(ranks: list[Any], text: str) -> None:
+def test_ranks_in_words(ranks, text):
     assert named(ranks) == text

@@ -6,10 +6,9 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 from ds_distill.recipe import Recipe
 from ds_distill.run.folder import RunFolder
@@ -34,15 +33,8 @@ with exit_on_signal(lambda: "the run's line"):
 @pytest.mark.parametrize("rank", [{}, {"RANK": "0"}], ids=["a lone process", "a rank"])
 def test_ending_a_pool_does_not_end_the_run(rank):
     inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**inherited, **rank},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python(PROGRAM, env={**inherited, **rank}, code=128 + signal.SIGTERM)
     assert done.stdout == "goes on\n", done
-    assert done.returncode == 128 + signal.SIGTERM
     line = "ds-distill: stopped by SIGTERM. the run's line\n"
     assert done.stderr == ("" if rank else line)  # of a rank it is the launcher's
 
@@ -77,10 +69,8 @@ def test_the_exit_code_says_whether_a_start_has_saved_work(toy_recipe, tmp_path)
         ("models/01-second/training.json", 75),
         ("", 143),
     ):
-        command = [sys.executable, "-c", STOPPED_AFTER, str(toy_recipe), str(folder), written]
-        done = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=60)
-        line = "ds-distill: stopped by SIGTERM. the run's line\n"
-        assert (done.returncode, done.stderr) == (code, line), written
+        done = python(STOPPED_AFTER, toy_recipe, folder, written, env=inherited, code=code)
+        assert done.stderr == "ds-distill: stopped by SIGTERM. the run's line\n", written
 
 
 def test_blocks_of_a_cache_are_work_that_is_saved(toy_settings, tmp_path):

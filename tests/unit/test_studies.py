@@ -35,7 +35,7 @@ STUDIES |= {
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_page_shows_what_the_file_holds(name: str) -> None:
+def test_the_page_shows_what_the_file_holds(name):
     """The commit of each run among it, and no folder of a machine."""
     results, page, mark, tables = STUDIES[name]
     text = results.read_text()
@@ -46,7 +46,7 @@ def test_the_page_shows_what_the_file_holds(name: str) -> None:
     assert "/tmp/" not in text and str(Path.home()) not in text
 
 
-def test_an_expert_of_all_tags_is_sure_that_what_it_does_not_know_is_o() -> None:
+def test_an_expert_of_all_tags_is_sure_that_what_it_does_not_know_is_o():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     own, labels = ["O", "B-b", "I-b"], ["O", "B-a", "I-a", "B-b", "I-b"]
     config = tr.BertConfig(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from kinds import jsonl, write
+from runs import written
 
 from ds_distill.check.check import check_data, open_sources
 from ds_distill.errors import UserError
-from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
 from ds_distill.recipe.metrics.tokens import Perplexity
@@ -24,38 +25,33 @@ Load = Callable[..., Recipe]
 
 
 @pytest.fixture
-def load(tmp_path: Path, toy_settings: dict[str, Any]) -> Load:
+def load(tmp_path, toy_settings):
     """The toy recipe with other keys of the task, another task or other phases. Its labels are
     animal, food, weather."""
 
     def made(
         phases: list[Any] | None = None, task: dict[str, Any] | None = None, **keys: Any
     ) -> Recipe:
-        path = tmp_path / "toy.yaml"
         settings = {**toy_settings, "task": task or {**toy_settings["task"], **keys}}
         settings |= {} if phases is None else {"phases": phases}
-        path.write_text(yaml.safe_dump(settings, sort_keys=False))
-        return load_recipe(str(path))
+        return load_recipe(written(settings, tmp_path))
 
     return made
 
 
-def test_a_metric_is_a_name_or_a_section(load: Load, tmp_path: Path) -> None:
-    assert load().tasks_by_name[LONE_TASK].metric == Accuracy.Settings()
-    short, long = load(metric="micro_f1"), load(metric={"name": "micro_f1"})
-    assert short.tasks_by_name[LONE_TASK].metric == long.tasks_by_name[LONE_TASK].metric
+def test_a_metric_is_a_name_or_a_section(load, tmp_path):
+    assert load().task.metric == Accuracy.Settings()
+    assert load(metric="micro_f1").task.metric == load(metric={"name": "micro_f1"}).task.metric
+    assert load(type="masked-lm", metric="perplexity").task.metric == Perplexity.Settings()
     recipe = load(metric={"name": "micro_f1", "leave_out": ["food"]})
-    task = recipe.tasks_by_name[LONE_TASK]
-    assert task.metric == MicroF1.Settings(leave_out=["food"])
-    assert metric_of(task) is METRICS["classes"]["micro_f1"]
-    path = tmp_path / "written.yaml"
-    path.write_text(dump_recipe(recipe))
-    assert load_recipe(str(path)) == recipe
+    assert recipe.task.metric == MicroF1.Settings(leave_out=["food"])
+    assert metric_of(recipe.task) is METRICS["classes"]["micro_f1"]
+    (tmp_path / "written.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "written.yaml") == recipe
 
 
-def test_a_metric_is_over_what_the_task_predicts(load: Load) -> None:
-    task = load(type="masked-lm", metric="perplexity").tasks_by_name[LONE_TASK]
-    assert task.metric == Perplexity.Settings()
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 TEACHERS = {"fine-tune": {"models": ["first", "second"], "name": "learn"}}
@@ -70,53 +66,39 @@ TEACHERS = {"fine-tune": {"models": ["first", "second"], "name": "learn"}}
     ],
 )
 def test_a_split_on_which_the_metric_has_no_value_is_refused(
-    phases: list[Any],
-    split: str,
-    at: str,
-    of_food: bool,
-    load: Load,
-    toy_task: Path,
-    tmp_path: Path,
-) -> None:
+    phases, split, at, of_food, load, toy_task, tmp_path
+):
     """Of splits that choose or judge. A run said so at its end, after all training."""
     data = {"path": str(shutil.copytree(toy_task, tmp_path / "data"))}
     metric = {"name": "auc", "positive": "food"}
     recipe = load(metric=metric, phases=phases, data=data)
     check_data(recipe, open_sources(recipe))
     file = tmp_path / "data" / f"{split}.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    kept = [json.dumps(row) for row in rows if (row["label"] == "food") == of_food]
-    file.write_text("\n".join(kept) + "\n")
-    recipe = load(metric=metric, phases=phases, data=data)
-    with pytest.raises(UserError) as refusal:
+    kept = [row for row in lines_of(file) if (row["label"] == "food") == of_food]
+    file.write_text(jsonl(kept))
+    says = rf"{at}: metric auc has no value on split {split!r}: "
+    says += f".*{len(kept) if of_food else 0} of its {len(kept)} are of it"
+    with pytest.raises(UserError, match=says):
         check_data(recipe, open_sources(recipe))
-    message = str(refusal.value)
-    assert f"{at}: metric auc has no value on split {split!r}: " in message
-    assert f"{len(kept) if of_food else 0} of its {len(kept)} are of it" in message
 
 
-def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(
-    load: Load, toy_task: Path, tmp_path: Path
-) -> None:
+def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(load, toy_task, tmp_path):
     """All texts of food are of one document, so that they are in one half of the split. The run
     said so after the trainings of the teachers."""
     data = {"path": str(shutil.copytree(toy_task, tmp_path / "data")), "columns": {"group": "doc"}}
     for file in (tmp_path / "data").glob("*.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = lines_of(file)
         for number, row in enumerate(rows):
             row["doc"] = "menu" if row.get("label") == "food" else f"{file.stem} {number % 20}"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file.write_text(jsonl(rows))
     metric = {"name": "auc", "positive": "food"}
-    load(metric=metric, data=data, phases=[TEACHERS])
     recipe = load(metric=metric, data=data, phases=[TEACHERS, {"expertise": {}}])
-    with pytest.raises(UserError) as refusal:
-        check_data(recipe, open_sources(recipe))
-    message = str(refusal.value)
-    assert re.search(
-        r"metric auc has no value on the part of split 'validation' that (is fitted on|chooses): .*"
-        r"0 of its \d+ are of it\. Add examples to the split, of other groups",
-        message,
+    says = (
+        r"metric auc has no value on the part of split 'validation' that (is fitted on|chooses): "
     )
+    says += r".*0 of its \d+ are of it\. Add examples to the split, of other groups"
+    with pytest.raises(UserError, match=says):
+        check_data(recipe, open_sources(recipe))
 
 
 @pytest.mark.parametrize(
@@ -129,31 +111,27 @@ def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(
     ],
 )
 def test_likewise_of_numbers_and_of_any_number_of_labels(
-    kind: str, metric: str, labels: list[Any], says: str | None, load: Load, tmp_path: Path
-) -> None:
+    kind, metric, labels, says, load, tmp_path
+):
     """Pearson's correlation is in every report of numbers, whatever the metric is."""
-    (tmp_path / "data").mkdir()
     train = [1.0, 2.0] if kind == "regression" else [["a"], ["b"]]
     for split, given in {"train": train, "test": labels}.items():
-        lines = [json.dumps({"text": f"a text {n}", "label": of}) for n, of in enumerate(given)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        rows = [{"text": f"a text {n}", "label": of} for n, of in enumerate(given)]
+        write(tmp_path / "data" / f"{split}.jsonl", rows)
     task = {"type": kind, "data": {"path": str(tmp_path / "data")}, "metric": metric}
     learn = {"fine-tune": {**TEACHERS["fine-tune"], "keep": "last"}}
     recipe = load(task=task, phases=[learn, {"evaluate": {"split": "test"}}])
-    if says is None:
-        check_data(recipe, open_sources(recipe))
-        return
-    with pytest.raises(UserError, match=says):
+    with nullcontext() if says is None else pytest.raises(UserError, match=says):
         check_data(recipe, open_sources(recipe))
 
 
-def test_of_two_labels_the_last_is_meant() -> None:
+def test_of_two_labels_the_last_is_meant():
     for name in ("f1", "precision", "recall", "auc"):
         entry = METRICS["classes"][name]
         assert list(entry(entry.Settings(), ["no", "yes"]).label_mistakes()) == []
 
 
-def test_every_metric_is_whole() -> None:
+def test_every_metric_is_whole():
     """Each can be made of its section alone, and is in the table under its name."""
     for over, entries in METRICS.items():
         assert any(over in entry.reported for entry in entries.values()), over
@@ -174,11 +152,11 @@ def test_every_metric_is_whole() -> None:
         ("loss", "masked tokens", 0.25, "+0.250"),
     ],
 )
-def test_a_difference_as_it_is_shown(name: str, over: Any, difference: float, shown: str) -> None:
+def test_a_difference_as_it_is_shown(name, over, difference, shown):
     assert METRICS[over][name].difference_as(difference) == shown
 
 
-def test_what_is_better() -> None:
+def test_what_is_better():
     high, low = METRICS["classes"]["accuracy"], METRICS["classes"]["ece"]
     values = {"a": 0.5, "b": 0.7, "c": 0.7, "d": 0.5}
     assert (high.best(values), low.best(values)) == ("b", "a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,9 +61,7 @@ def ready(run: Any) -> list[list[str]]:
     return [[one.name for one in _ready(at, run)] for at in range(len(run.recipe.phases))]
 
 
-def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(
-    toy_settings: dict[str, Any], masked_lm_settings: dict[str, Any]
-) -> None:
+def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(toy_settings, masked_lm_settings):
     phases: list[Any] = [TEACH, CACHE, {"expertise": {}}, DISTIL, EVALUATE]
     both = ["first", "second"]
     of_all = run_of(toy_settings, phases)
@@ -92,9 +89,7 @@ def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(
         ([0] * 56 + [1] * 44, True, False, False),  # as near as chance
     ],
 )
-def test_what_is_below_the_commonest_label_beyond_chance_stops(
-    predicted: list[int], trained: bool, of_words: bool, stops: bool
-) -> None:
+def test_what_is_below_the_commonest_label_beyond_chance_stops(predicted, trained, of_words, stops):
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
     found = label_doubt(np.eye(3)[predicted], labels, NAMES)
     run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
@@ -102,7 +97,7 @@ def test_what_is_below_the_commonest_label_beyond_chance_stops(
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
 
 
-def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> None:
+def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning():
     lines: list[str] = []
     events: list[str] = []
     log = SimpleNamespace(
@@ -147,7 +142,7 @@ def kind_of(metric: str) -> SingleLabelKind:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", *SHOWN_BY])
-def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric: str) -> None:
+def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric):
     """Among 90 without it, one that finds all 10 and takes 30 others for them is right 70 times,
     and always `no` 90 times."""
     kind = kind_of(metric)
@@ -171,7 +166,7 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric: str) -
         assert (found is None) is (metric != "accuracy")
 
 
-def test_an_order_that_is_wrong_is_told_whatever_the_metric() -> None:
+def test_an_order_that_is_wrong_is_told_whatever_the_metric():
     kind = SingleLabelKind(kind_of("macro_f1").settings, ["a", "b", "c"])
     examples = Examples(torch.arange(200).view(-1, 2), np.repeat([0, 1, 2], [50, 30, 20]))
     swapped = np.repeat([1, 0, 2], [50, 30, 20])
@@ -193,8 +188,8 @@ SIGMOID = "torch.nn.modules.activation.Sigmoid"
     ],
 )
 def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_output(
-    keys: dict[str, Any], says: str, tmp_path: Path, toy_settings: dict[str, Any]
-) -> None:
+    keys, says, tmp_path, toy_settings
+):
     tr.BertConfig(num_labels=1, **keys).save_pretrained(tmp_path / "m")
     lines: list[str] = []
     log = SimpleNamespace(info=lines.append, event=lambda kind, **about: None)
