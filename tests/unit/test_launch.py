@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import fork, left_of, marked, within
+from processes import fork, left_of, marked, python, within
 from runs import command_line
 
 from ds_distill import launch
@@ -255,7 +255,7 @@ def test_status_tells_what_came_of_a_run(tmp_path):
     run = RunFolder(folder)
 
     def told() -> tuple[int, str]:
-        done = command_line("status", folder)
+        done = command_line("status", folder, code=None)
         return done.exit_code, done.output.replace("\n", " ")
 
     with pytest.raises(UserError, match="holds no run"):
@@ -350,40 +350,8 @@ def test_tasks_of_srun_are_ranks(command, step, expected):
     }
     group = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     clean = {name: value for name, value in os.environ.items() if name not in group}
-    done = subprocess.run(
-        [sys.executable, "-c", TELL, command],
-        env={**clean, **variables, **step},
-        capture_output=True,
-        text=True,
-    )
+    done = python(TELL, command, env={**clean, **variables, **step}, code=expected is None)
     if expected is None:
         assert "KeyError: 'WORLD_SIZE'" in done.stderr, "the launcher's own are left alone"
     else:
         assert done.stdout.strip() == expected, done.stderr
-
-
-def test_a_job_is_queued_again_after_75_unless_it_was_cancelled(tmp_path):
-    """`srun` and `scontrol` are stand-ins."""
-    stand_ins = {
-        "srun": 'echo "srun $*"; exit $CODE',
-        "scontrol": '[ $2 = hostnames ] && exec echo "node-a"; '
-        '[ $1 = show ] && exec echo JobId=7 JobState=$STATE; echo "scontrol $*"',
-    }
-    for name, text in stand_ins.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-
-    def run(code: int, state: str = "RUNNING") -> subprocess.CompletedProcess[str]:
-        given = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CODE": str(code)}
-        given |= {"STATE": state, "SLURM_JOB_ID": "10007", "SLURM_JOB_NUM_NODES": "2"}
-        given |= {"SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_GPUS_ON_NODE": "8"}
-        script = str(ROOT / "launchers" / "slurm.sbatch")
-        command = ["bash", script, "my.yaml", "/shared/run", "name=a b"]
-        return subprocess.run(command, env=given, capture_output=True, text=True)
-
-    ended = run(0)
-    assert ended.returncode == 0, ended.stderr
-    assert run(3).returncode == 3
-    assert run(75).stdout.splitlines()[-1] == "scontrol requeue 10007"
-    cancelled = run(75, "COMPLETING")
-    assert cancelled.returncode == 75 and "requeue" not in cancelled.stdout

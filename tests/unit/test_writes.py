@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from cache_files import TWO, make_keys, write_cache
 
 import ds_distill
@@ -23,46 +24,8 @@ from ds_distill.routing.gate import Gate
 
 PACKAGE = Path(ds_distill.__file__).parent
 
-RENAMES = {"rename", "renames", "replace", "move"}
-WRITERS = {
-    "write_bytes",
-    "save_file",
-    "save_pretrained",
-    "save_to_disk",
-    "savefig",
-    "tofile",
-    "to_csv",
-    "OSFile",
-    "FileIO",
-    "copyfile",
-    "copytree",
-    "copy2",
-    "torch.save",
-    "np.save",
-    "np.savez",
-}
-"""Calls that write a file whose path they are given."""
-
-ASIDE = {"new_file", "new_folder", "new_model"}
-"""What is written within a `with` of these is published by `files`."""
-
-KNOWN = {
-    ("cache/build.py", "Build.write"): "a block aside, and then published",
-    ("cache/build.py", "Build._published"): "reads",
-    ("cache/format.py", "Manifest.write"): "aside, and then published",
-    ("cli/loading.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
-    ("data/columns.py", "write_columns"): "a file aside, given by build_once",
-    ("data/predictions.py", "_write"): "a file aside, given by build_once",
-    ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
-    ("engine/training_state.py", "write_training_state"): "into that folder",
-    ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
-    ("process/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
-    ("process/peak_memory.py", "forget_resident_peak"): "an order to the kernel, no file",
-    ("sweep/sweep.py", "Pool._run"): "what a run prints, added to a log",
-    ("sweep/sweep.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
-    ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
-}
-"""Where something else is written, and why that is sound."""
+LISTED = yaml.safe_load(Path(__file__).with_name("writes.yaml").read_text(encoding="utf-8"))
+KNOWN = {(*place.split(),) for place in LISTED["known"]}
 
 
 def writes() -> Iterator[tuple[str, str, int, str]]:
@@ -78,7 +41,7 @@ def found_in(node: ast.AST, place: tuple[str, ...]) -> Iterator[tuple[str, int, 
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         place = (*place, node.name)
     if isinstance(node, ast.With) and any(
-        called(item.context_expr) in ASIDE for item in node.items
+        called(item.context_expr) in LISTED["aside"] for item in node.items
     ):
         return
     if isinstance(node, ast.Call) and is_write(node):
@@ -102,22 +65,22 @@ def is_write(call: ast.Call) -> bool:
                 "O_RDWR" in ast.unparse(mode) or "O_WRONLY" in ast.unparse(mode) for mode in modes
             )
         return any(set(ast.literal_eval(mode)) & set("wax+") for mode in modes)
-    if name in RENAMES:
+    if name in LISTED["renames"]:
         # A text's or a dataclass's `replace` has another number of arguments, or names them.
         one = len(call.args) == 1 and not call.keywords and isinstance(call.func, ast.Attribute)
         return module in ("os", "shutil") or one
     if name == "write_text":  # of a path, not our own function
         return isinstance(call.func, ast.Attribute)
-    return name in WRITERS or f"{module}.{name}" in WRITERS
+    return name in LISTED["writers"] or f"{module}.{name}" in LISTED["writers"]
 
 
-def test_the_package_writes_through_files_alone() -> None:
+def test_the_package_writes_through_files_alone():
     found = list(writes())
     others = [one for one in found if one[:2] not in KNOWN]
     assert not others, "\n".join(
         f"{file}:{line} {where}: {call}" for file, where, line, call in others
     )
-    assert {one[:2] for one in found} == KNOWN.keys(), "KNOWN lists what is no more"
+    assert {one[:2] for one in found} == KNOWN, "writes.yaml lists what is no more"
 
 
 @pytest.mark.parametrize(
@@ -134,13 +97,13 @@ def test_the_package_writes_through_files_alone() -> None:
         "pa.OSFile(path, 'wb')",
     ],
 )
-def test_such_writes_are_found(text: str) -> None:
+def test_such_writes_are_found(text):
     assert len(list(found_in(ast.parse(text), ()))) == 1
     assert not list(found_in(ast.parse(f"with new_file(path) as aside:\n {text}"), ()))
 
 
 @pytest.mark.parametrize("text", ["a.replace('b', 'c')", "replace(a, b=c)", "open(path, 'rb')"])
-def test_other_calls_are_none(text: str) -> None:
+def test_other_calls_are_none(text):
     assert not list(found_in(ast.parse(text), ()))
 
 
@@ -166,7 +129,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def log(monkeypatch):
     """What is synced and what gets its name, by inode."""
     found: list[tuple[str, int]] = []
     sync, replace, rename = os.fsync, os.replace, os.rename
@@ -197,9 +160,7 @@ def check_order(log: list[tuple[str, int]], path: Path) -> int:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_content_is_synced_before_its_name_and_the_name_after(
-    form: str, tmp_path: Path, log: list[tuple[str, int]]
-) -> None:
+def test_content_is_synced_before_its_name_and_the_name_after(form, tmp_path, log):
     FORMS[form](tmp_path / "place")
     at = check_order(log, tmp_path / "place")
     if form == "folder":
@@ -207,9 +168,7 @@ def test_content_is_synced_before_its_name_and_the_name_after(
         assert log.index(("sync", inner)) < at
 
 
-def test_a_block_that_is_acknowledged_survives_a_power_cut(
-    tmp_path: Path, log: list[tuple[str, int]]
-) -> None:
+def test_a_block_that_is_acknowledged_survives_a_power_cut(tmp_path, log):
     """Its folders, too, by the names in theirs. At the end it is in a shard with others."""
     place, blocks = tmp_path / "run" / "cache", []
 
