@@ -29,12 +29,7 @@ from ds_distill import load_recipe, run_recipe
 from ds_distill.cli import app
 from ds_distill.files import read_json
 
-SETTINGS = [
-    "training.epochs=3",
-    "training.dropout=0.2",
-    "training.save_every=4",
-    "logging.every=1",
-]
+SETTINGS = ["training.epochs=3", "training.dropout=0.2", "training.save_every=4", "logging.every=1"]
 """Dropout needs the generators' state; checkpoints also fall inside epochs."""
 
 STEPS = 12

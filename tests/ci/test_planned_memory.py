@@ -37,10 +37,7 @@ ARCHITECTURES = {
     "roberta": ("fp32", RobertaConfig, {"type_vocab_size": 1}),
     "deberta": ("bf16", DebertaV2Config, DEBERTA),
 }
-CASES = [
-    *((stage, live, True) for stage in range(4) for live in (True, False)),
-    (3, True, False),
-]
+CASES = [*((stage, live, True) for stage in range(4) for live in (True, False)), (3, True, False)]
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,7 @@ import torch
 from runs import curves, digests, interrupted, logged, others, results, run_here, written
 from safetensors.torch import load_file
 from toys import recipe_of
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.models.configuration import CLASSIFIER_HEADS

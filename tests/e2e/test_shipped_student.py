@@ -30,10 +30,7 @@ from ds_distill.run.inference import inference_collator
 from ds_distill.run.run import Run
 from ds_distill.views import PaddedView
 
-RUNS = [
-    ("single-label", "zero3_bf16"),
-    ("masked-lm", "zero1_fp32"),
-]
+RUNS = [("single-label", "zero3_bf16"), ("masked-lm", "zero1_fp32")]
 """Task and DeepSpeed config."""
 
 

@@ -41,13 +41,7 @@ from targets import (
     sharded_model_target,
     texts_target,
 )
-from toys import (
-    make_tiny_bert,
-    make_toy_classifier,
-    recipe_of,
-    toy_vocabulary,
-    write_toy_task,
-)
+from toys import make_tiny_bert, make_toy_classifier, recipe_of, toy_vocabulary, write_toy_task
 
 from ds_distill.errors import UserError
 from ds_distill.files import write_json

@@ -11,14 +11,7 @@ from pathlib import Path
 import psutil
 from ci.test_resume import kill_series, make_runs, whole  # noqa: F401
 from processes import Process, within
-from runs import (
-    Moment,
-    after_steps,
-    check_same,
-    curves,
-    records,
-    steps,
-)
+from runs import Moment, after_steps, check_same, curves, records, steps
 
 from ds_distill.files import read_json, write_json
 from ds_distill.run.inputs import describe_environment

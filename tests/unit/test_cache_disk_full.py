@@ -8,14 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from cache_files import (
-    block_checksums,
-    check_rows,
-    contents,
-    make_keys,
-    published,
-    write_cache,
-)
+from cache_files import block_checksums, check_rows, contents, make_keys, published, write_cache
 
 from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader

@@ -95,11 +95,7 @@ def check_goes_on(config: str, world: World, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ("zero3_fp32", "zero1_fp32"),
-        ("zero0_fp32", "zero2_fp32"),
-        ("zero0_bf16", "zero3_bf16"),
-    ],
+    [("zero3_fp32", "zero1_fp32"), ("zero0_fp32", "zero2_fp32"), ("zero0_bf16", "zero3_bf16")],
 )
 def test_a_training_goes_on_at_another_stage(one, other, world, tmp_path):
     check_goes_on_at_another_stage(one, other, world, tmp_path)

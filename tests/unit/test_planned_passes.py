@@ -13,11 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.planning.activations import Shape
-from ds_distill.planning.models import (
-    cost,
-    planned_model,
-    shipped_configs,
-)
+from ds_distill.planning.models import cost, planned_model, shipped_configs
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView

@@ -316,7 +316,7 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path, padding):
     assert every.head > 4 * masked.head
 
 
-def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path: Path) -> None:
+def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path):
     """Of a teacher that is as large as the student."""
     parts = distilled({"kl": {}, "relation_kl": {"layers": {1: 1}}})
     parts["teachers"] = {"one": {"model": str(shipped_configs()[TINY])}}
@@ -326,7 +326,7 @@ def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path: Path) 
     assert again - plain == 64 * 64 * 3 * 128 * 2
 
 
-def test_no_micro_batch_fits_where_the_teachers_pass_does_not(tmp_path: Path) -> None:
+def test_no_micro_batch_fits_where_the_teachers_pass_does_not(tmp_path):
     """Over the micro-batches that they read at once, however small one is."""
     overrides = "training.batch_size=256", "padding=never"
     recipe = load_recipe(recipe_file(tmp_path, **distilled({"kl": {}})), overrides)
@@ -336,7 +336,7 @@ def test_no_micro_batch_fits_where_the_teachers_pass_does_not(tmp_path: Path) ->
     assert not job.chosen.fits
 
 
-def test_what_is_whole_of_shards() -> None:
+def test_what_is_whole_of_shards():
     states = training_states([[60, 40]], 7, {}, Zero(1, 2, 4))
     assert states.student == (100 + 7) * 4
     assert states.gradients == 100 * 4  # of rank 1: 10 of the first and all of the second
@@ -443,7 +443,7 @@ def test_the_command_shows_and_writes(tmp_path):
     assert plan["models"]["student"]["parameters"] == STUDENT
 
 
-def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_planned_is_refused(tmp_path):
     with pytest.raises(UserError, match="model 'nobody/has-this' cannot be planned"):
         planned(tmp_path, "student.model=nobody/has-this")
     narrow = f"teachers.two.model={shipped_configs()[TINY]}"

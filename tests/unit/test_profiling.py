@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from passes import model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
@@ -49,7 +48,7 @@ def counted(planned: PlannedModel, trains: bool, rows: int) -> int:
 
 @pytest.mark.parametrize("name", ["bert", "distilbert"])
 @pytest.mark.parametrize("trains", [True, False])
-def test_operations_are_those_of_real_tokens(name: str, trains: bool) -> None:
+def test_operations_are_those_of_real_tokens(name, trains):
     amount = Amount(len(LENGTHS), sum(LENGTHS), sum(n * n for n in LENGTHS), len(LENGTHS))
     planned = model_of(name)
     found = flops_of(planned, trains)(amount)
@@ -57,7 +56,7 @@ def test_operations_are_those_of_real_tokens(name: str, trains: bool) -> None:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_operations_of_deberta(trains: bool) -> None:
+def test_operations_of_deberta(trains):
     """It projects its relative positions once a batch, so they are counted in a batch of the size
     that the fit took."""
     planned, one = model_of("deberta"), of(100, 24, trains)
@@ -68,7 +67,7 @@ def test_operations_of_deberta(trains: bool) -> None:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_a_head_has_the_operations_of_its_rows(trains: bool) -> None:
+def test_a_head_has_the_operations_of_its_rows(trains):
     planned, rows = model_of("bert", classes=None), 4
     amount = Amount(3, sum(LENGTHS), sum(n * n for n in LENGTHS), 3 * rows)
     found = flops_of(planned, trains)(amount)
@@ -84,7 +83,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize(("name", "small"), SHORT)
-def test_each_recipe_can_be_made_short(name: str, small: bool) -> None:
+def test_each_recipe_can_be_made_short(name, small):
     whole = load_recipe(name, [], small)
     splits = {
         task: ["validation", *(split for phase in whole.phases for split, _ in phase.reads)]
@@ -125,7 +124,7 @@ PROFILED: dict[str, Any] = {
 }
 
 
-def test_a_profile_says_time_speed_and_memory() -> None:
+def test_a_profile_says_time_speed_and_memory():
     one = Profiled(**PROFILED)
     seconds = {"student": 0.1, "optimizer": 0.0, "other": 0.0}
     other = Profiled(**{**PROFILED, "phase": "teach", "seconds": seconds})
@@ -145,18 +144,15 @@ def test_a_profile_says_time_speed_and_memory() -> None:
     assert " 3.00" in text and "GiB allocated at most" not in text and "of rank" not in text
 
 
-def test_models_that_are_trained_together_have_their_tokens_added() -> None:
+def test_models_that_are_trained_together_have_their_tokens_added():
     """As in `mt-bert`: after all that it had measured a profile ended in a traceback."""
     one = Profiled(**{**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
     assert one.trained_tokens == 1000.0
     assert "8,850" in trainings_text([one], 1)
 
 
-def test_a_profile_says_what_it_is_when_it_begins(
-    tmp_path: Path, toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_says_what_it_is_when_it_begins(tmp_path, toy_recipe, monkeypatch):
     """It said so before it refused."""
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings))
 
     def trains(recipe: Any, path: Path, *, observer: Observer, **options: Any) -> None:
         for number in range(2):
@@ -164,16 +160,13 @@ def test_a_profile_says_what_it_is_when_it_begins(
         raise UserError("planted")
 
     monkeypatch.setattr("ds_distill.profiling.trainings.execute", trains)
-    arguments = ["profile", str(tmp_path / "toy.yaml"), "--folder", str(tmp_path / "work")]
+    arguments = ["profile", str(toy_recipe), "--folder", str(tmp_path / "work")]
     assert CliRunner().invoke(app, arguments).output.count("A short run") == 1
 
 
-def test_a_profile_that_fails_leaves_nothing_in_the_way(
-    tmp_path: Path, toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_fails_leaves_nothing_in_the_way(tmp_path, toy_recipe, monkeypatch):
     """Nor does one that is killed; a folder of others stays."""
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings))
-    recipe, work = load_recipe(tmp_path / "toy.yaml"), tmp_path / "profile"
+    recipe, work = load_recipe(toy_recipe), tmp_path / "profile"
 
     def fails(recipe: Any, path: Path, **options: Any) -> None:
         assert sorted(file.name for file in path.iterdir()) == [".profile"]
@@ -198,7 +191,7 @@ def test_a_profile_that_fails_leaves_nothing_in_the_way(
 
 
 @pytest.mark.parametrize(("batches", "known"), [(8, 1), (10, 2), (99, 2), (100, 3)])
-def test_a_percentile_needs_batches_beyond_it(batches: int, known: int) -> None:
+def test_a_percentile_needs_batches_beyond_it(batches, known):
     case = Case(1, 32, [0.001 * (number + 1) for number in range(batches)])
     assert [value is not None for value in case.percentiles] == [True] * known + [False] * (
         3 - known

@@ -20,13 +20,7 @@ from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.tasks import metric_of
 from ds_distill.sweep.found import Drawn, of_checkpoint, suite_results
 from ds_distill.sweep.runs import Variant
-from ds_distill.sweep.suite import (
-    Suite,
-    builtin_suites,
-    checkpoints_of,
-    load_suite,
-    suite_runs,
-)
+from ds_distill.sweep.suite import Suite, builtin_suites, checkpoints_of, load_suite, suite_runs
 from ds_distill.sweep.sweep import check_runs
 from ds_distill.sweep.tables import suite_tables
 
@@ -58,14 +52,14 @@ def checkpoint_of(run: Variant) -> str:
 
 
 @pytest.fixture
-def suite(toy_task: Path) -> Suite:
+def suite(toy_task):
     return made(toy_task)
 
 
 # -------------------------------------------------------------------------------------- runs
 
 
-def test_every_run_is_an_ordinary_recipe(suite: Suite, tmp_path: Path) -> None:
+def test_every_run_is_an_ordinary_recipe(suite, tmp_path):
     found = suite_runs(suite, TWO, tmp_path)
     wanted = list(product(["one", "two"], TWO, [1.0e-2, 1.0e-6], [1, 2]))
     assert len({run.variant.name for run in found}) == len(found) == len(wanted)
@@ -75,7 +69,6 @@ def test_every_run_is_an_ordinary_recipe(suite: Suite, tmp_path: Path) -> None:
         assert run.variant.setting == (f"task={task}", f"checkpoint={checkpoint}", *setting)
         assert run.variant.seed == str(seed)
         assert recipe.student.model == TWO[checkpoint] and recipe.seed == seed
-        assert recipe.task is not None
         assert recipe.task.model_dump() == suite.tasks[task].model_dump()
         tune, judge = recipe.phases
         assert (tune.kind, judge.kind) == ("fine-tune", "evaluate")
@@ -85,14 +78,11 @@ def test_every_run_is_an_ordinary_recipe(suite: Suite, tmp_path: Path) -> None:
         assert load_recipe(tmp_path / "written.yaml") == recipe
 
 
-def test_a_task_may_train_otherwise_and_epochs_may_be_tried(toy_task: Path, tmp_path: Path) -> None:
-    changes = {
-        "task_training": {"two": {"warmup": 0.5, "epochs": 5}},
-        "training": {"epochs": 2, "warmup": 0.0, "keep": "last"},
-    }
-    suite = made(toy_task, **changes)
-    made_of = suite_runs(suite, TWO, tmp_path)
-    tuned = {task_of(run.variant): run.recipe.phases[0] for run in made_of}
+def test_a_task_may_train_otherwise_and_epochs_may_be_tried(toy_task, tmp_path):
+    training = {"epochs": 2, "warmup": 0.0, "keep": "last"}
+    two = {"two": {"warmup": 0.5, "epochs": 5}}
+    runs = suite_runs(made(toy_task, task_training=two, training=training), TWO, tmp_path)
+    tuned = {task_of(run.variant): run.recipe.phases[0] for run in runs}
     assert (tuned["one"].epochs, tuned["one"].warmup, tuned["one"].keep) == (2, 0.0, "last")
     assert (tuned["two"].epochs, tuned["two"].warmup, tuned["two"].keep) == (5, 0.5, "last")
     grid = {"learning_rate": [1.0], "batch_size": [8, 16], "epochs": [1, 2, 3]}
@@ -100,7 +90,7 @@ def test_a_task_may_train_otherwise_and_epochs_may_be_tried(toy_task: Path, tmp_
     assert len(suite_runs(suite, TWO, tmp_path)) == 2 * 2 * 6 * 2
 
 
-def test_built_in_suites_say_what_they_lack(tmp_path: Path) -> None:
+def test_built_in_suites_say_what_they_lack(tmp_path):
     suites = {name: load_suite(name) for name in builtin_suites()}
     assert set(suites) == {"compact-biomedical", "blurb-like", "general"}
     for name, suite in suites.items():
@@ -119,7 +109,7 @@ def test_built_in_suites_say_what_they_lack(tmp_path: Path) -> None:
             assert trained == {task: 3 if task in ("gad", "ddi") else 5 for task in trained}
 
 
-def test_checkpoints_have_names(tmp_path: Path) -> None:
+def test_checkpoints_have_names(tmp_path):
     for name in ("runs/a/student", "runs/b/student", "runs/seed=1,temperature=2"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
@@ -136,8 +126,8 @@ def test_checkpoints_have_names(tmp_path: Path) -> None:
 
 
 def test_mistakes_in_data_and_models_are_found_before_anything_runs(
-    toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+    toy_task, tiny_models, tmp_path
+):
     bad = tmp_path / "data"
     bad.mkdir()
     for split in ("train", "test"):
@@ -196,7 +186,7 @@ def found_of(suite: Suite, done: Any, reference: str = "first", **more: Any) -> 
 SHARES = st.floats(0.01, 0.99)
 
 
-def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
+def test_the_macro_mean_is_over_groups_of_tasks(toy_task):
     """BLURB's: by hand, of three tasks in two groups."""
     given = toy_suite(toy_task, groups={"pair": ["one", "three"], "alone": ["two"]})
     given["tasks"]["three"] = given["tasks"]["two"]
@@ -229,7 +219,7 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=10)
-def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) -> None:
+def test_what_chooses_chooses_and_the_rest_follows(data, toy_task):
     """Against loops over the runs. A macro mean of groups of one is the mean."""
     suite = made(toy_task, groups={"b": ["two"], "a": ["one"]})
     runs = variants_of(suite)
@@ -247,7 +237,7 @@ def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) ->
         best = max(means, key=means.__getitem__)
         values = [scores[run] for run in of_settings[best]]
         of = of_checkpoint(found["tasks"][task], name)
-        assert of is not None and tuple(of["setting"]) == best[1:]
+        assert tuple(of["setting"]) == best[1:]
         assert of["score"]["values"] == values
         assert of["score"]["interval"] == mean_interval(values)
         by_seed[name].append(values)
@@ -265,7 +255,7 @@ def test_what_chooses_chooses_and_the_rest_follows(data: Any, toy_task: Path) ->
         assert means["mean"]["retention"] == pytest.approx(of_all[name] / of_all["second"])
 
 
-def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -> None:
+def test_scores_differences_and_means_are_over_test_examples_too(suite):
     """Of two seeds the examples add the covariance of their draws; a mean of two tasks, whose
     examples are drawn apart, has a quarter of the sum of both."""
     runs, generator = variants_of(suite), np.random.default_rng(0)
@@ -292,7 +282,6 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
                 drawn[checkpoint_of(run)].append(draws[run].scores)
         drawn["apart"] = [a - b for a, b in zip(drawn["second"], drawn["first"], strict=True)]
         first, second = (of_checkpoint(of, name) for name in ("first", "second"))
-        assert first is not None and second is not None
         rows = {"first": first["score"], "second": second["score"], "apart": second["to_first"]}
         for name, row in rows.items():
             variance = float(np.cov(*drawn[name])[0, 1])
@@ -307,7 +296,7 @@ def test_scores_differences_and_means_are_over_test_examples_too(suite: Suite) -
     assert "too narrow" in suite_tables(found_of(suite, done))[1].text()
 
 
-def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite: Suite) -> None:
+def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite):
     runs = variants_of(suite)
     done = ended(runs, lambda run: 0.3, lambda run: 0.3)
     for run in runs:
@@ -322,7 +311,7 @@ def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies(suite
     assert found_of(suite, done)["checkpoints"]["second"]["mean"]["score"] is None
 
 
-def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
+def test_what_failed_is_left_out_and_no_mean_hides_it(suite):
     runs = variants_of(suite)
 
     def score(run: Variant) -> float | None:
@@ -337,8 +326,8 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     found = found_of(suite, ended(runs, score, lambda run: score(run) or 0.0))
     one, two = (found["tasks"][task] for task in ("one", "two"))
     first, second = (of_checkpoint(one, name) for name in TWO)
-    assert first is not None and first["score"]["values"] == pytest.approx([0.61, 0.62])
-    assert second is not None and second["score"]["values"] == [0.9, 0.9]
+    assert first["score"]["values"] == pytest.approx([0.61, 0.62])
+    assert second["score"]["values"] == [0.9, 0.9]
     assert of_checkpoint(two, "first") and not of_checkpoint(two, "second")
     assert found["checkpoints"]["second"]["mean"]["score"] is None
     scores, of_one, of_two = suite_tables(found)
@@ -360,16 +349,17 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
 # ------------------------------------------------------------------------------------- files
 
 
-def test_a_suite_is_read_with_its_overrides(toy_task: Path, tmp_path: Path) -> None:
+def test_a_suite_is_read_with_its_overrides(toy_task, tmp_path):
     file = tmp_path / "my suite.yaml"
-    file.write_text(yaml.safe_dump(toy_suite(toy_task)))
-    suite = load_suite(str(file), ["seeds=[7]", "tasks.two=null", "grid.batch_size=[4, 8]"])
+
+    def read(*overrides: str, **changes: Any) -> Suite:
+        file.write_text(yaml.safe_dump(toy_suite(toy_task, **changes)))
+        return load_suite(str(file), overrides)
+
+    suite = read("seeds=[7]", "tasks.two=null", "grid.batch_size=[4, 8]")
     assert suite.name == "my-suite" and list(suite.tasks) == ["one"] and suite.seeds == [7]
     assert suite.grid.batch_size == [4, 8]
-    assert load_suite(str(file)).tasks["two"].metric.name == "macro_f1"
-    assert load_suite(str(file), ["name=b"]).name == "b"
-    file.write_text(yaml.safe_dump(toy_suite(toy_task, groups={"a": ["one"], "b": ["two"]})))
-    assert load_suite(str(file), ["tasks.two=null"]).groups == {"a": ["one"]}
-    tuned = {"task_training": {"two": {"epochs": 5}}}
-    file.write_text(yaml.safe_dump(toy_suite(toy_task, **tuned)))
-    assert not load_suite(str(file), ["tasks.two=null"]).task_training
+    assert read().tasks["two"].metric.name == "macro_f1" and read("name=b").name == "b"
+    changes = {"groups": {"a": ["one"], "b": ["two"]}, "task_training": {"two": {"epochs": 5}}}
+    less = read("tasks.two=null", **changes)
+    assert less.groups == {"a": ["one"]} and not less.task_training

@@ -28,14 +28,7 @@ from ds_distill.recipe import load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.found import drawn, run_result, summary
 from ds_distill.sweep.runs import Variant, check_folder, runs_of, split, variants
-from ds_distill.sweep.sweep import (
-    Child,
-    Pool,
-    Sweep,
-    begin_from,
-    launches_at_once,
-    shared_phases,
-)
+from ds_distill.sweep.sweep import Child, Pool, Sweep, begin_from, launches_at_once, shared_phases
 from ds_distill.sweep.tables import sweep_table
 
 VALUE = st.text(alphabet="abc019.+", min_size=1, max_size=5)
@@ -417,9 +410,7 @@ def test_each_launch_has_gpus_of_its_own():
     assert [alone.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == list("010")
 
 
-def test_files_of_the_working_folder_are_no_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_the_working_folder_are_no_libraries(tmp_path, monkeypatch):
     """Of a sweep's runs: data are called random.py, too."""
     (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
@@ -428,7 +419,7 @@ def test_files_of_the_working_folder_are_no_libraries(
     assert code == 0, child.log.read_text()
 
 
-def test_a_mistake_of_ours_ends_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_ends_the_runs(tmp_path, monkeypatch):
     """The threads would wait for them, and begin the others."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\n[ "$4" = short ] || exec sleep 600\n')
