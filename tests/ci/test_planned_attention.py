@@ -87,8 +87,6 @@ def allocated_bytes(losses: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_steps_peak_is_within_15_percent(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_steps_peak_is_within_15_percent(name, tmp_path, monkeypatch):
     plan = planned_bytes(LOSSES[name], tmp_path, monkeypatch)
     assert plan == pytest.approx(allocated_bytes(LOSSES[name]), rel=0.15)

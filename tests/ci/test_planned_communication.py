@@ -58,7 +58,7 @@ def planned(folder: Path, case: dict[str, Any], ranks: int) -> list[Sent]:
     return sent_in_training(trained, [], teachers, zero, case["micro_steps"], 1 / case["ahead"])
 
 
-def test_planned_bytes_are_what_deepspeed_sends(tmp_path: Path) -> None:
+def test_planned_bytes_are_what_deepspeed_sends(tmp_path):
     check_planned_bytes(2, tmp_path)
 
 

@@ -26,14 +26,14 @@ WAITS_FOR_PYTHON = {("live", 32): 1.45, ("live", 64): 1.55}
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_it_was_measured(monkeypatch):
     """Before teachers read several steps' texts at once, and a lone rank had its own optimizer."""
     monkeypatch.setattr(config, "STEPS_AHEAD", 1)
     monkeypatch.setattr(memory, "trains_alone", lambda *_: False)
 
 
 @pytest.mark.parametrize("size", [32, 64, 256, 1024])
-def test_a_step_of_three_teachers(size: int) -> None:
+def test_a_step_of_three_teachers(size):
     plan = planned_steps(HUB, STUDENT, CLASSES, LENGTH, size, 1, 1, GPUS["h200"], "zero1_bf16")
     rows = read_json(RESULTS / "step-classification-h200.json")["paths"]
     for row in rows:
@@ -55,7 +55,7 @@ def test_a_step_of_three_teachers(size: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_four_micro_batches_in_one_engine(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_micro_batches_in_one_engine(stage, monkeypatch):
     """At stage 3 teachers read them at once, at stage 1 one by one: so they did when it was
     measured."""
     if stage == 1:

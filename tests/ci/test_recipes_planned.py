@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import transformers as tr
@@ -25,9 +24,7 @@ LIVE_ALONE = {
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
-def test_each_recipe_is_planned_live_and_cached(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_recipe_is_planned_live_and_cached(name, monkeypatch, tmp_path):
     """Answered, or refused in a sentence: some ended in tracebacks. Sizes alone, for one GPU."""
     untraced(monkeypatch)
     module = "ds_distill.planning.planner"

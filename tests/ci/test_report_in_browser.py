@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ AXE = Path(os.environ.get("AXE", "node_modules/axe-core/axe.min.js"))
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
     driver = shutil.which("chromedriver")
     if driver is None:
@@ -39,9 +38,7 @@ def hostile_results() -> Any:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("results", [whole_results, hostile_results])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_page_fits_and_can_be_read(
-    browser: Any, tmp_path: Path, width: int, results: Callable[[], Any], scheme: str
-) -> None:
+def test_a_page_fits_and_can_be_read(browser, tmp_path, width, results, scheme):
     page = tmp_path / "report.html"
     page.write_text(page_of(results()).source, encoding="utf-8")
     size = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False}

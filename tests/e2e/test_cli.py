@@ -105,10 +105,9 @@ def test_commands_that_run_no_model_import_no_model_code(toy_recipe, masked_lm_s
 
 
 def test_the_shell_can_complete_commands():
-    environment = {"_DS_DISTILL_COMPLETE": "complete_bash", "COMP_WORDS": "ds-distill ca"}
-    found = CliRunner().invoke(
-        app, [], prog_name="ds-distill", env={**environment, "COMP_CWORD": "1"}
-    )
+    words = {"COMP_WORDS": "ds-distill ca", "COMP_CWORD": "1"}
+    given = {"_DS_DISTILL_COMPLETE": "complete_bash", **words}
+    found = CliRunner().invoke(app, [], prog_name="ds-distill", env=given)
     assert found.output.split() == ["cache"]
 
 

@@ -15,7 +15,7 @@ def outputs(notebook: Any) -> list[Any]:
     return [one for cell in notebook.cells for one in cell.get("outputs", [])]
 
 
-def test_the_notebook_is_committed_with_what_it_printed() -> None:
+def test_the_notebook_is_committed_with_what_it_printed():
     text = NOTEBOOK.read_text(encoding="utf-8")
     notebook = nbformat.reads(text, 4)
     nbformat.validate(notebook)

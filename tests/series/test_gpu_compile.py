@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(("call", "target"), cases_of("series"))
-def test_a_launch(call: Call, target: str) -> None:
+def test_a_launch(call, target):
     check_launch(call, target)
 
 
@@ -34,9 +34,7 @@ def test_a_launch(call: Call, target: str) -> None:
 @pytest.mark.parametrize(
     ("width", "teacher_width"), [(26, 64), (32, 64), (128, 128), (32, 256), (256, 256)]
 )
-def test_heads_of_other_widths(
-    width: int, teacher_width: int, dtype: torch.dtype, target: str
-) -> None:
+def test_heads_of_other_widths(width, teacher_width, dtype, target):
     if teacher_width > 64 and dtype == torch.float32:
         pytest.skip("spills, and runs slower")
     query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
@@ -51,7 +49,7 @@ def test_heads_of_other_widths(
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ["masked_kl", "masked_cosine", "topk_kl", "linear_kl"])
-def test_float64_compiles(op: str, target: str) -> None:
+def test_float64_compiles(op, target):
     """For gradient checks. Attention and relations take the reference in float64."""
     call = next(call for call in calls() if call.op == op)
     compile_all(
@@ -59,7 +57,7 @@ def test_float64_compiles(op: str, target: str) -> None:
     )
 
 
-def test_limits_under_another_triton() -> None:
+def test_limits_under_another_triton():
     """The GPU machine's, 3.6.0: `pip install --no-deps --target FOLDER triton==3.6.0`."""
     folder = os.environ.get("OTHER_TRITON", "")
     if not (Path(folder) / "triton").is_dir():

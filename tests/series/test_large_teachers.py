@@ -19,12 +19,12 @@ RESULTS = Path(__file__).parents[1] / "results" / "large-teachers.json"
 NEEDED_BYTES = 15 * 2**30
 
 
-def test_the_launchers_own_argument_is_taken() -> None:
+def test_the_launchers_own_argument_is_taken():
     """deepspeed gives each rank its number, in front of the module's arguments."""
     assert large_teachers.parse(["--local_rank=1", "--layers", "2"]).layers == 2
 
 
-def test_three_large_teachers_are_sharded(tmp_path: Path) -> None:
+def test_three_large_teachers_are_sharded(tmp_path):
     if psutil.virtual_memory().available < NEEDED_BYTES:
         pytest.skip("needs 15 GiB of free memory")
     keep = os.environ.get("DS_DISTILL_WRITE_RESULTS") == "1"

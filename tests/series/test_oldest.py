@@ -5,5 +5,5 @@ from __future__ import annotations
 from ci.test_oldest import oldest
 
 
-def test_the_oldest_versions_pass() -> None:
+def test_the_oldest_versions_pass():
     assert oldest.run({**oldest.OLDEST, **oldest.COMPANIONS}) == 0

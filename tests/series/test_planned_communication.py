@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ci.test_planned_communication import check_planned_bytes
 
 
-def test_planned_bytes_are_what_deepspeed_sends(tmp_path: Path) -> None:
+def test_planned_bytes_are_what_deepspeed_sends(tmp_path):
     check_planned_bytes(4, tmp_path)

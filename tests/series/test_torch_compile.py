@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES
 from kernels.test_torch_compile import check_compiled
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_fullgraph(case: Case) -> None:
+def test_fullgraph(case):
     check_compiled(case, "inductor", torch.device("cpu"))

@@ -59,12 +59,12 @@ EACH = (
         (30.0, 20.0, 9.0, "take cached teachers, at stage 1. whole teachers on each GPU (stage 2)"),
     ],
 )
-def test_what_to_take(whole: float, sharded: float, passes: float, expected: str) -> None:
+def test_what_to_take(whole, sharded, passes, expected):
     first, *_ = plan_text(plan(whole, sharded, passes)).splitlines()
     assert first.startswith(f"distil: {expected}")
 
 
-def test_where_nothing_fits() -> None:
+def test_where_nothing_fits():
     large = plan(30.0, 20.0, 1.0)
     job = large.jobs[0]
     others = [replace(one, usable=GIB // 2) for one in job.others]
@@ -74,14 +74,14 @@ def test_where_nothing_fits() -> None:
     assert line.count("which does not fit") == 3
 
 
-def test_a_recipe_without_teachers_has_no_advice() -> None:
+def test_a_recipe_without_teachers_has_no_advice():
     made = plan(8.0, 3.0, 1.0)
     alone = replace(made.jobs[0].chosen.choice, teachers=None)
     job = replace(made.jobs[0], chosen=replace(made.jobs[0].chosen, choice=alone))
     assert list(advice(replace(made, jobs=[job], break_even=[]))) == []
 
 
-def test_no_cache_is_advised_where_none_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_is_advised_where_none_can_be_read(monkeypatch):
     """As of a student that knows more words than its teacher, which are planned, too."""
     untraced(monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

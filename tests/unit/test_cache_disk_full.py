@@ -23,7 +23,7 @@ KEYS = make_keys(600)
 
 
 @pytest.fixture
-def disk(small_disk) -> Path:
+def disk(small_disk):
     return small_disk(2048)
 
 

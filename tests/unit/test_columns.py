@@ -43,7 +43,7 @@ def splits(draw: st.DrawFn) -> datasets.Dataset:
 
 
 @given(splits())
-def test_columns_are_those_of_the_rows(data: datasets.Dataset) -> None:
+def test_columns_are_those_of_the_rows(data):
     rows = [data[number] for number in range(len(data))]
     for name, kind in (("key_hi", "int64"), ("tokens", "int64"), ("number", "float32")):
         found = as_numpy(data, name)

@@ -7,7 +7,7 @@ import pytest
 from ds_distill.errors import Mistake, UserError, located, refuse
 
 
-def test_several_mistakes_are_numbered_and_each_is_told_once() -> None:
+def test_several_mistakes_are_numbered_and_each_is_told_once():
     with pytest.raises(UserError) as error:
         refuse([Mistake("a=1", "wrong."), Mistake("b", "odd."), Mistake("c", "wrong.")] * 2)
     assert error.value.mistakes == [("a=1, c", "wrong."), ("b", "odd.")]
@@ -15,7 +15,7 @@ def test_several_mistakes_are_numbered_and_each_is_told_once() -> None:
     refuse([])
 
 
-def test_where_they_are_stands_before_each() -> None:
+def test_where_they_are_stands_before_each():
     with pytest.raises(UserError) as error, located("phase teach"):
         raise UserError(Mistake("a", "wrong."), "b: wrong.")
     assert [*map(str, error.value.mistakes)] == ["phase teach: a: wrong.", "phase teach: b: wrong."]
@@ -23,7 +23,7 @@ def test_where_they_are_stands_before_each() -> None:
         raise UserError("a: wrong.")
 
 
-def test_the_line_of_a_key_stands_before_it() -> None:
+def test_the_line_of_a_key_stands_before_it():
     with pytest.raises(UserError) as error:
         found = [Mistake("a.b=c=d", "x"), Mistake("a.c", "x"), Mistake("data.csv:9", "y")]
         refuse(found, {"a.b": "f.yaml:7", "a.c": "f.yaml:8"}.get)

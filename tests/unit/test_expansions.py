@@ -22,7 +22,7 @@ SETTINGS = {"name": "expansions", "tasks": TASKS, "teachers": dict.fromkeys("ab"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_can_and_cannot_be_learnt_of_other_tokens(name: str) -> None:
+def test_what_can_and_cannot_be_learnt_of_other_tokens(name):
     case = CASES[name]
     recipe = validate(Recipe, {**SETTINGS, "student": MODEL, "phases": case["phases"]})
     found = [*map(str, expanded_mistakes(recipe, {}, {}))]

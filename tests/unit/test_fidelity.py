@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_lost_is_a_share_of_what_can_be_learnt(kind: str, tmp_path: Path) -> None:
+def test_what_is_lost_is_a_share_of_what_can_be_learnt(kind, tmp_path):
     """Labels were taken for classes once, of which a shift of all logits is none."""
     schema, keys = KINDS[kind], make_keys(12)
     write_cache(tmp_path / "cache", keys, {"t": schema})
@@ -55,7 +54,7 @@ def test_what_is_lost_is_a_share_of_what_can_be_learnt(kind: str, tmp_path: Path
     assert measured.lost == pytest.approx(kl / learnable, rel=1e-3) and measured.lost > 1e-3
 
 
-def test_without_a_masked_token_there_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_without_a_masked_token_there_is_nothing_to_compare(tmp_path):
     keys = make_keys(12)
     write_cache(tmp_path / "cache", keys, {"t": KINDS["compact"]})
     again = Repeated(torch.from_numpy(keys), torch.zeros(0, V))

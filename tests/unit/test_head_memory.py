@@ -40,9 +40,7 @@ def peak(terms: dict[str, Term], labelled: int) -> int:
 @pytest.mark.parametrize(
     ("labelled", "kl_first"), [(LABELLED, False), (LABELLED, True), (14, False), (13, True)]
 )
-def test_labels_cost_little_beside_a_teachers_head(
-    labelled: int, kl_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_cost_little_beside_a_teachers_head(labelled, kl_first, monkeypatch):
     """In any order of a recipe's losses: there is one gradient of the head, and of the states none
     when the logits are made."""
     monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": logits_of.LOGIT_BYTES["cpu"] // 100})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
 from processes import python
 
 
-def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_others_have_no_such_signal(monkeypatch):
     """That of the kernel comes when a thread of the parent ends, not the parent."""
     code = (
         "import ctypes, os\n"

@@ -10,7 +10,7 @@ from ds_distill.run.memory import memory_refusal
 
 
 @pytest.mark.parametrize(("set_to", "advised"), [(None, 32), (10, 5), (1, 1)])
-def test_a_cache_is_built_with_half_of_its_batches(set_to: int | None, advised: int) -> None:
+def test_a_cache_is_built_with_half_of_its_batches(set_to, advised):
     run: Any = SimpleNamespace(
         world=SimpleNamespace(rank=0, size=1, device="cpu"),
         task=SimpleNamespace(location="task", max_length=128),

@@ -16,7 +16,7 @@ def held(mebibytes: int) -> None:
     np.ones(mebibytes * MIB, dtype=np.uint8).sum()  # given back at once
 
 
-def test_a_training_does_not_hide_what_the_phase_held_before() -> None:
+def test_a_training_does_not_hide_what_the_phase_held_before():
     peak = PeakMemory(torch.device("cpu"))
     peak.begin_phase()
     start = peak.of_phase()
@@ -34,7 +34,7 @@ def test_a_training_does_not_hide_what_the_phase_held_before() -> None:
     assert (peak.of_phase() or 0) < before - 300 * MIB
 
 
-def test_a_peak_is_of_the_time_since_it_was_forgotten() -> None:
+def test_a_peak_is_of_the_time_since_it_was_forgotten():
     if resident_peak() is None:
         pytest.skip("this system does not say what a process holds")
     # Mapped, not allocated: an allocator may take it from what it has freed and keep it again.
@@ -46,7 +46,7 @@ def test_a_peak_is_of_the_time_since_it_was_forgotten() -> None:
     assert inside is not None and after is not None and inside - after > 48 * MIB
 
 
-def test_where_a_system_does_not_say_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_system_does_not_say_nothing_is_said(monkeypatch):
     for name in ("_STATUS", "_CLEAR"):
         monkeypatch.setattr(peak_memory, name, peak_memory.Path("/nowhere"))
     peak = PeakMemory(torch.device("cpu"))

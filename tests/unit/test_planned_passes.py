@@ -25,7 +25,7 @@ def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("trains", [True, False])
-def test_operations_are_those_of_torchs_counter(name: str, trains: bool) -> None:
+def test_operations_are_those_of_torchs_counter(name, trains):
     planned, one = model_of(name), of(2, 48, trains)
     model, view = real(planned, one)
     run(model, view, trains)  # the first pass looks how it can run
@@ -36,21 +36,21 @@ def test_operations_are_those_of_torchs_counter(name: str, trains: bool) -> None
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("trains", [True, False])
-def test_activations_are_within_15_percent(name: str, trains: bool) -> None:
+def test_activations_are_within_15_percent(name, trains):
     """Six layers, of which the plan traced two and three."""
     planned, one = model_of(name), of(8, 64, trains)
     peak = measured_peak(*real(planned, one), trains)
     assert cost(planned, one).peak == pytest.approx(peak, rel=0.15)
 
 
-def test_activations_of_a_masked_lm() -> None:
+def test_activations_of_a_masked_lm():
     planned, one = model_of("bert", classes=None), of(8, 64, True, rows=77)
     peak = measured_peak(*real(planned, one), True)
     assert cost(planned, one).peak == pytest.approx(peak, rel=0.15)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_activations_that_are_computed_again(name: str) -> None:
+def test_activations_that_are_computed_again(name):
     planned, one = model_of(name), of(8, 64, True, checkpointing=True)
     model, view = real(planned, one)
     checkpoint_activations(model)
@@ -61,7 +61,7 @@ def test_activations_that_are_computed_again(name: str) -> None:
     assert 1.2 < planned_cost.flops / stored.flops < 4 / 3 + 1e-9
 
 
-def test_a_gpu_holds_less() -> None:
+def test_a_gpu_holds_less():
     """No map of scores, and dropout masks of a byte."""
     planned = model_of("bert")
     here = cost(planned, of(8, 256, True))
@@ -71,12 +71,12 @@ def test_a_gpu_holds_less() -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_what_is_trained_on_a_cpu_has_the_plain_attention(on_gpu: bool) -> None:
+def test_what_is_trained_on_a_cpu_has_the_plain_attention(on_gpu):
     shape = Shape(8, None, torch.float32, on_gpu)
     assert [shape.of(1, trains=trains).fused for trains in (False, True)] == [True, on_gpu]
 
 
-def test_flashdeberta_makes_no_map_of_a_text() -> None:
+def test_flashdeberta_makes_no_map_of_a_text():
     """DeBERTa's own attention has several in float32 at a time, one for each head."""
     planned, own = model_of("deberta"), of(8, 512, False, fused=True)
     heads = planned.config.num_attention_heads
@@ -84,7 +84,7 @@ def test_flashdeberta_makes_no_map_of_a_text() -> None:
     assert less > 3 * 4 * 8 * heads * 512 * 512
 
 
-def test_a_trace_counts_what_is_alive() -> None:
+def test_a_trace_counts_what_is_alive():
     with torch.device("meta"), Trace() as trace:
         first = torch.ones(1000)
         second = first * 2
@@ -110,7 +110,7 @@ PUBLISHED = {
 """Millions of parameters, without heads; with poolers, which RoBERTa's classifier leaves out."""
 
 
-def test_shipped_configurations_have_the_published_sizes() -> None:
+def test_shipped_configurations_have_the_published_sizes():
     for name, millions in PUBLISHED.items():
         model = planned_model("model", str(shipped_configs()[name]), classes=2)
         parts = model.parts()
@@ -119,7 +119,7 @@ def test_shipped_configurations_have_the_published_sizes() -> None:
         assert not model.shipped
 
 
-def test_the_models_of_all_recipes_have_a_configuration() -> None:
+def test_the_models_of_all_recipes_have_a_configuration():
     named = set()
     for recipe in map(load_recipe, builtin_recipes()):
         named |= {recipe.student.model, *recipe.encoders.values()}

@@ -20,7 +20,7 @@ from ds_distill.run.memory import planned_device, planned_memory
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, toy_settings: dict[str, Any]) -> Recipe:
+def recipe(tmp_path, toy_settings):
     """A training on labels, and a distillation."""
     file = tmp_path / "toy.yaml"
     phases = [
@@ -40,7 +40,7 @@ def notes(recipe: Recipe, device: Device, folder: Path) -> tuple[list[str], list
     return told, list(planned.values())
 
 
-def test_what_is_done_is_not_planned_again(recipe: Recipe, tmp_path: Path) -> None:
+def test_what_is_done_is_not_planned_again(recipe, tmp_path):
     folder, names = RunFolder(tmp_path), recipe.phase_names()
     _, first = notes(recipe, GPUS["l4"], tmp_path)
     write_json(folder.record(0, names[0]), {})
@@ -51,9 +51,7 @@ def test_what_is_done_is_not_planned_again(recipe: Recipe, tmp_path: Path) -> No
     assert notes(recipe, GPUS["l4"], tmp_path) == ([], [])
 
 
-def test_what_cannot_be_planned_is_trained_all_the_same(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_planned_is_trained_all_the_same(recipe, tmp_path, monkeypatch):
     elsewhere = recipe.student.model_copy(update={"model": str(tmp_path / "nowhere")})
     missing = recipe.model_copy(update={"student": elsewhere})
     [note], _ = notes(missing, GPUS["l4"], tmp_path)
@@ -67,6 +65,6 @@ def test_what_cannot_be_planned_is_trained_all_the_same(
     assert told == (["Note: there is no plan. NotImplementedError: no meta kernel"], [])
 
 
-def test_a_cpu_run_has_no_plan() -> None:
+def test_a_cpu_run_has_no_plan():
     world: Any = SimpleNamespace(device=torch.device("cpu"))
     assert planned_device(world) is None

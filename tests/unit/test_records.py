@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from records import EVALUATION
@@ -18,7 +16,7 @@ from ds_distill.run.folder import RunFolder
 RESULTS = {"student": "s", "task": "task", "seconds": 2.5, "phases": [EVALUATION], "more": [1]}
 
 
-def test_what_a_run_writes_is_read_as_it_is(tmp_path: Path) -> None:
+def test_what_a_run_writes_is_read_as_it_is(tmp_path):
     write_json(tmp_path / "results.json", RESULTS)
     assert read_results(tmp_path / "results.json") == RESULTS
     write_json(tmp_path / "phase.json", EVALUATION)
@@ -44,9 +42,7 @@ def test_what_a_run_writes_is_read_as_it_is(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_an_earlier_version_wrote_is_named(
-    changed: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_what_an_earlier_version_wrote_is_named(changed, named, tmp_path):
     whole = {key: value for key, value in {**RESULTS, **changed}.items() if value is not None}
     write_json(tmp_path / "results.json", whole)
     with pytest.raises(UserError, match=f"{named}.* Copy the run again"):
@@ -54,14 +50,14 @@ def test_what_an_earlier_version_wrote_is_named(
 
 
 @pytest.mark.parametrize("content", ["", "{", "\xff"])
-def test_what_is_no_json_is_refused(content: str, tmp_path: Path) -> None:
+def test_what_is_no_json_is_refused(content, tmp_path):
     file = tmp_path / "phase.json"
     file.write_bytes(content.encode("latin1"))
     with pytest.raises(UserError, match=r"phase\.json: not readable as JSON.*the phase runs again"):
         read_record(file)
 
 
-def test_an_event_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_an_event_that_a_kill_cut_off_is_left_out(tmp_path):
     good = {"event": "train", "number": 0, "phase": "s", "time": 1.5, "loss": float("nan")}
     line = json.dumps({**good, "text": "a\u2028b"}, ensure_ascii=False)
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(good)}\n{line}\n{line[:-9]}")

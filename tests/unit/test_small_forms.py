@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is
 
 
 @pytest.fixture
-def overlay(toy_recipe: Path) -> Any:
+def overlay(toy_recipe):
     """Write the small form of the toy recipe, and load the two together."""
 
     def load(text: str, *overrides: str) -> Recipe:

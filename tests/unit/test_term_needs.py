@@ -37,7 +37,7 @@ def mistakes(case: dict[str, Any], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", READ["cases"])
-def test_what_a_term_lacks_is_told(name: str, tmp_path: Path) -> None:
+def test_what_a_term_lacks_is_told(name, tmp_path):
     case = READ["cases"][name]
     found, says = mistakes(case, tmp_path), case.get("says", [])
     assert len(found) == len(says), found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
 from rich.progress import Progress
 from rich.table import Table
 
@@ -16,13 +15,13 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\x9b31m\u202ec\r\u2066\ud83d\x7f"
 SHOWN = r"a\u001b]0;title\u0007\u001b[2Jb\u009b31m\u202ec\u000d\u2066\ud83d\u007f"
 
 
-def test_active_characters_are_shown() -> None:
+def test_active_characters_are_shown():
     assert escaped(HOSTILE) == SHOWN
     assert escaped("naïve\n\t– 中文 👩\u200d🚀") == "naïve\n\t– 中文 👩\u200d🚀"
     assert json.loads(escaped(json.dumps({"a": HOSTILE}, ensure_ascii=False))) == {"a": HOSTILE}
 
 
-def test_a_long_message_keeps_its_begin_and_its_fix() -> None:
+def test_a_long_message_keeps_its_begin_and_its_fix():
     text = "recipe.yaml: labels " + "a" * 10_000 + ". Name fewer."
     shown = message(text)
     assert len(shown) < LONGEST + 50
@@ -31,7 +30,7 @@ def test_a_long_message_keeps_its_begin_and_its_fix() -> None:
     assert message("b" * LONGEST) == "b" * LONGEST
 
 
-def test_commands_and_runs_print_them_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_runs_print_them_so(capfd):
     say(HOSTILE)
     say(HOSTILE, error=True)
     table = Table(title=HOSTILE)
@@ -45,7 +44,7 @@ def test_commands_and_runs_print_them_so(capfd: pytest.CaptureFixture[str]) -> N
     assert not set(out) & set("\x1b\x07\x9b\u202e\r\u2066\x7f")
 
 
-def test_what_rich_adds_stays() -> None:
+def test_what_rich_adds_stays():
     console = open_console()
     console.file = io.StringIO()
     console._force_terminal = True

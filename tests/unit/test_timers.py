@@ -16,7 +16,7 @@ from ds_distill.process.timers import REST, Timers, timed, timed_each, timing
 CPU = torch.device("cpu")
 
 
-def test_a_part_is_without_the_parts_inside_it() -> None:
+def test_a_part_is_without_the_parts_inside_it():
     timers = Timers(CPU)
     with timing(timers):
         with timed("outer"):
@@ -51,7 +51,7 @@ def test_parts_add_up_to_all_the_time(tree: list) -> None:  # type: ignore[type-
         assert sum(timers.read().values()) == 2  # and begins anew
 
 
-def test_many_marks_are_added_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_marks_are_added_up_on_the_way(monkeypatch):
     monkeypatch.setattr(module, "_MOST_MARKS", 5)
     timers = Timers(CPU)
     with timing(timers):
@@ -62,7 +62,7 @@ def test_many_marks_are_added_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> 
     assert timers.read()["part"] >= 0.02
 
 
-def test_an_error_ends_its_part() -> None:
+def test_an_error_ends_its_part():
     timers = Timers(CPU)
     with timing(timers):
         with pytest.raises(ValueError, match="x"), timed("fails"):
@@ -75,7 +75,7 @@ def test_an_error_ends_its_part() -> None:
     assert list(timers.read()) == [REST]
 
 
-def test_items_are_made_in_their_part_and_used_outside_it() -> None:
+def test_items_are_made_in_their_part_and_used_outside_it():
     def slow() -> Iterator[int]:
         for number in range(3):
             time.sleep(0.02)
@@ -91,7 +91,7 @@ def test_items_are_made_in_their_part_and_used_outside_it() -> None:
     assert seconds["data"] >= 0.06 and seconds[REST] >= 0.03
 
 
-def test_without_timers_nothing_is_timed() -> None:
+def test_without_timers_nothing_is_timed():
     with timed("part"):
         pass
     assert list(timed_each("data", [1, 2])) == [1, 2]

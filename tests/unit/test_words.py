@@ -46,12 +46,12 @@ def parts(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_names_are_the_fields(path: Path) -> None:
+def test_names_are_the_fields(path):
     for name in set(names(ast.parse(path.read_text(encoding="utf-8")))):
         for word in parts(name) & REPLACED.keys():
             pytest.fail(f"{name}: not {word!r} but {REPLACED[word]}")
 
 
-def test_a_word_is_found_within_a_name() -> None:
+def test_a_word_is_found_within_a_name():
     found = set(names(ast.parse("class FillerRows:\n    def dealt_by(self, place): ...")))
     assert set().union(*map(parts, found)) & REPLACED.keys() == {"filler", "dealt", "place"}

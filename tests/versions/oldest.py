@@ -29,11 +29,7 @@ OLDEST = {
 code from elsewhere under another name, and its DistilBERT splits unlike BERT; pyarrow 19 reads no
 JSON lines in batches; pandas needs this numpy."""
 
-COMPANIONS = {
-    "huggingface_hub": "1.12.0",
-    "pydantic_core": "2.27.0",
-    "tokenizers": "0.22.2",
-}
+COMPANIONS = {"huggingface_hub": "1.12.0", "pydantic_core": "2.27.0", "tokenizers": "0.22.2"}
 """What those versions ask for, where it is older than what is installed."""
 
 TESTS = [
