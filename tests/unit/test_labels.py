@@ -251,6 +251,12 @@ def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
     assert label_doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"
 
 
+def recipe_of(teacher: dict[str, Any], evaluates: list[str | None], **task: Any) -> Recipe:
+    phases = [{"evaluate": {"task": one} if one else {}} for one in evaluates]
+    models = {"teachers": {"t": teacher}, "student": {"model": "m"}}
+    return Recipe.model_validate({"name": "toy", **models, "phases": phases, **task})
+
+
 @pytest.mark.parametrize("names", [["x", "y"], ["LABEL_0", "LABEL_1"]])
 def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
     names: list[str], tmp_path: Path
@@ -259,17 +265,9 @@ def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
     config = tr.BertConfig(id2label=dict(enumerate(names)))
     config.architectures = ["BertForSequenceClassification"]
     config.save_pretrained(tmp_path)
-    model, labels = {"model": str(tmp_path)}, dict(zip(names, ("bad", "good"), strict=True))
     tasks = {task: {"data": {"path": "data"}} for task in ("moods", "topics")}
-    recipe = Recipe.model_validate(
-        {
-            "name": "two-tasks",
-            "tasks": tasks,
-            "teachers": {"t": {**model, "labels": labels}},
-            "student": model,
-            "phases": [{"evaluate": {"task": task}} for task in tasks],
-        }
-    )
+    labels = dict(zip(names, ("bad", "good"), strict=True))
+    recipe = recipe_of({"model": str(tmp_path), "labels": labels}, [*tasks], tasks=tasks)
     found = {}
     for task, own in (("moods", ["good", "bad"]), ("topics", ["news", "sports"])):
         run = Run.__new__(Run)  # a whole one opens data
@@ -303,14 +301,6 @@ def test_what_a_teachers_outputs_are_its_configuration_says(
             check_head("m", config, TASKS[task])
         return
     check_head("m", config, TASKS[task])
-    recipe = Recipe.model_validate(
-        {
-            "name": "one",
-            "task": {"type": task, "data": {"path": "data"}},
-            "teachers": {"t": {"model": "m"}},
-            "student": {"model": "m"},
-            "phases": [{"evaluate": {}}],
-        }
-    )
+    recipe = recipe_of({"model": "m"}, [None], task={"type": task, "data": {"path": "data"}})
     notes = label_notes(recipe, "task", ["bad", "good"], {"t": config})
     assert (notes == []) if noted is None else (len(notes) == 1 and noted in notes[0])

@@ -1,7 +1,9 @@
-"""Any number of labels per example: data, losses, routing."""
+"""Any number of labels per example, and numbers as labels: data, losses, metrics, routing, and
+what is refused."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,27 +12,39 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
+from families import NO_DROPOUT, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import write
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from scipy import stats
+from sklearn.metrics import mean_squared_error
+from transformers import AutoModelForSequenceClassification, BertConfig
 
+from ds_distill.check.phases import phase_mistakes
 from ds_distill.data.batches import Examples
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import NumberPredictions
+from ds_distill.evaluation.scores import build_metrics, difference, metric_values
 from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.policies import POLICIES
-from ds_distill.recipe.tasks import Data, MultiLabel
+from ds_distill.models.configuration import check_head
+from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.numbers import correlation
+from ds_distill.recipe.tasks import TASKS, Data, MultiLabel, Regression
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.routing.comparison import compare
-from ds_distill.routing.multi_label import TWO, fit_by_label, load_fitted, of_label
-from ds_distill.tasks.labelled import MultiLabelKind
+from ds_distill.routing.multi_label import fit_by_label, load_fitted
+from ds_distill.tasks.labelled import MultiLabelKind, RegressionKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
+SMALL = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, **NO_DROPOUT}
 ROWS: list[dict[str, Any]] = [
     {"text": "a b", "label": ["x", "y"]},
     {"text": "c", "label": []},
@@ -69,15 +83,7 @@ def test_a_focus_takes_all_examples_with_one_of_its_labels() -> None:
 def test_logit_mse_is_the_mean_over_labels() -> None:
     """Logits 1 and 2 against 0: (1 + 4) / 2. The logit of a label's absence is 0 in all models, and
     is none of theirs."""
-    config = BertConfig(
-        vocab_size=9,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=4,
-        num_labels=2,
-    )
-    student = BertForSequenceClassification(config).eval()
+    student = built("bert", AutoModelForSequenceClassification, num_labels=2, **SMALL)
     with torch.no_grad():
         student.classifier.weight.zero_()
         student.classifier.bias.copy_(torch.tensor([1.0, 2.0]))
@@ -99,19 +105,10 @@ def test_logit_mse_is_the_mean_over_labels() -> None:
 @pytest.mark.parametrize("of_labels", ["cross_entropy", "confidence_penalty"])
 def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: str) -> None:
     """Each term's share is that which it has alone."""
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=9,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=4,
-        num_labels=3,
-        hidden_dropout_prob=0.0,
-        classifier_dropout=0.0,
-        attention_probs_dropout_prob=0.0,
+    student, teacher = (
+        built("bert", AutoModelForSequenceClassification, seed=seed, num_labels=3, **SMALL)
+        for seed in range(2)
     )
-    student, teacher = (BertForSequenceClassification(config).eval() for _ in range(2))
     ids = torch.randint(0, 9, (3, 4))
     view, labels = PaddedView(ids, torch.ones_like(ids)), torch.randint(0, 2, (3, 3))
 
@@ -233,33 +230,6 @@ def test_of_a_rare_label_the_expert_is_not_who_never_predicts_it() -> None:
         assert (weights[0] == 1).all() and (weights[1] == 0).all(), policy
 
 
-def test_the_target_of_a_label_does_not_depend_on_the_others() -> None:
-    signals, truth, keys = experts(100)
-    view = PaddedView(torch.ones(100, 2).long(), torch.ones(100, 2).long())
-    for name, entry in POLICIES.items():
-        if name == "chosen":
-            continue
-        fitted = fit_by_label(signals, truth, keys, ["x", "y", "z"])
-        both = {n: Signals(s.logits.clone()) for n, s in signals.items()}
-        for outputs in both.values():
-            outputs.logits[:, 1:] *= -1
-        needs = fitted if entry.needs.expertise else None
-        named = [[*signals, None][row % (len(signals) + 1)] for row in range(100)]
-        batch = Batch.from_views(
-            {"student": view}, torch.from_numpy(truth), keys=keys, teacher_names=named
-        )
-        one, other = (Router(name, fitted=needs)(s, batch) for s in (signals, both))
-        assert torch.equal(one.weights[:, :, 0], other.weights[:, :, 0]), name
-        if one.logits is not None and other.logits is not None:
-            assert torch.equal(one.logits[:, 0], other.logits[:, 0]), name
-
-
-def test_a_label_is_two_classes() -> None:
-    logits = torch.tensor([[1.0, -2.0]])
-    [of] = of_label({"t": Signals(logits)}, 1).values()
-    assert of.logits.tolist() == [[0.0, -2.0]] and len(TWO) == 2
-
-
 def test_policies_are_compared_over_labels() -> None:
     signals, truth, keys = experts()
     found = compare(signals, truth, keys, ["x", "y", "z"])
@@ -275,9 +245,7 @@ def test_policies_are_compared_over_labels() -> None:
 def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) -> None:
     """Of three labelled examples and one without; 0 where no split train is."""
     names = ["x", "y", "z"]
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
-    config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
-    BertModel(config).save_pretrained(tmp_path)
+    built("bert", **SMALL).save_pretrained(tmp_path)
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [-1, -1, -1]])
     data: Any = SimpleNamespace(
         has_split=lambda name: name == split,
@@ -285,7 +253,208 @@ def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) 
     )
     kind = MultiLabelKind(MultiLabel(labels=names, data=Data(path=str(tmp_path))), names)
     model: Any = kind.load(data, str(tmp_path), names, new_head=True)
-    shares = (
-        torch.tensor([2.5 / 4, 2.5 / 4, 0.5 / 4]) if split == "train" else torch.full((3,), 0.5)
-    )
+    shares = torch.tensor([2.5 / 4, 2.5 / 4, 0.5 / 4] if split == "train" else [0.5] * 3)
     torch.testing.assert_close(model.classifier.bias.sigmoid(), shares)
+
+
+NUMBERS = [0.5, -2.0, 3.0]
+
+
+def numbers_read(folder: Path, split: str = "train", need: bool = False, **data: Any) -> Any:
+    task = Regression(data=Data(path=str(folder), **data))
+    return open_source(task, folder / "cache").read(split, need)
+
+
+def write_numbers(folder: Path, ending: str, labels: list[Any]) -> None:
+    rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+    write(folder / f"train.{ending}", rows)
+
+
+# -------------------------------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("labels", [NUMBERS, [1, 2, -3], [7], [1, 2.5, -3, 4e-3]])
+def test_numbers_are_read(tmp_path: Path, ending: str, labels: list[Any]) -> None:
+    write_numbers(tmp_path, ending, labels)
+    found = Examples.of(numbers_read(tmp_path, need=True))
+    assert found.labels.dtype == np.float32 and found.labels.tolist() == pytest.approx(labels)
+    assert found.labelled.all()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("column", ["empty", "none"])
+def test_a_split_may_have_no_labels(tmp_path: Path, ending: str, column: str) -> None:
+    write_numbers(tmp_path, ending, [None, None])
+    if column == "none":
+        (tmp_path / f"train.{ending}").unlink()
+        (tmp_path / "train.txt").write_text("a\nb\n")
+    found = Examples.of(numbers_read(tmp_path))
+    kind = RegressionKind(Regression(data=Data(path="d")), [])
+    assert not found.labelled.any() and not kind.examples(found).labelled.any()
+    assert kind.examples(found).labels.dtype == np.float32
+    with pytest.raises(UserError, match=r"no labels|no column 'label'"):
+        numbers_read(tmp_path, need=True)
+
+
+def test_a_split_of_other_data_keeps_its_numbers(tmp_path: Path) -> None:
+    write_numbers(tmp_path, "jsonl", NUMBERS)
+    write_numbers(tmp_path / "other", "csv", [9.5])
+    other = {"path": str(tmp_path / "other")}
+    splits = {"train": "train", "test": other, "transfer": {**other, "labels": "none"}}
+    assert Examples.of(numbers_read(tmp_path, "test", splits=splits)).labels.tolist() == [9.5]
+    assert not Examples.of(numbers_read(tmp_path, "transfer", splits=splits)).labelled.any()
+
+
+# ------------------------------------------------------------------------------------- terms
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0.1, 3.0))
+def test_the_losses_are_squared_errors(seed: int, n: int, weight: float) -> None:
+    draw = np.random.default_rng(seed)
+    student, teacher = (torch.from_numpy(draw.normal(0, 3, (n, 1))).float() for _ in range(2))
+    labels = torch.from_numpy(draw.normal(0, 3, n))
+    labels[draw.random(n) < 0.3] = float("nan")
+    ids = torch.from_numpy(draw.integers(5, 50, (n, 4)))
+    batch = Batch.from_views({"student": PaddedView(ids, torch.ones_like(ids))}, labels)
+    terms = build_terms(
+        losses_of({"mse": {"weight": weight}, "logit_mse": {"weight": weight}}),
+        TermInputs(4, {"t": 4}),
+    )
+    found = {
+        name: term(Seen(Signals(student), batch, {"t": Signals(teacher)})).tolist()
+        for name, term in terms.items()
+    }
+    pairs = zip(student[:, 0].tolist(), labels.float().tolist(), strict=True)
+    expected = [weight * (own - label) ** 2 for own, label in pairs if label == label]
+    assert found["mse"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    expected = (weight * (student - teacher).square()[:, 0]).tolist()
+    assert found["logit_mse"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
+    view = PaddedView(torch.ones(2, 2).long(), torch.ones(2, 2).long())
+    terms = build_terms(losses_of({"mse": {}, "cross_entropy": {}}), TermInputs(4))
+    numbers = Batch.from_views({"student": view}, torch.tensor([0.5, 1.0]))
+    classes = Batch.from_views({"student": view}, torch.tensor([0, 1]))
+    two, one = Signals(torch.zeros(2, 2)), Signals(torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="these labels are numbers: use mse"):
+        terms["cross_entropy"](Seen(two, numbers))
+    for signals, batch in ((two, numbers), (one, classes)):
+        with pytest.raises(ValueError, match="mse needs a student with one output"):
+            terms["mse"](Seen(signals, batch))
+
+
+@pytest.mark.parametrize("split", ["train", "other"])
+def test_a_new_head_starts_at_the_mean_of_train(tmp_path: Path, split: str) -> None:
+    built("bert", num_hidden_layers=1).save_pretrained(tmp_path)
+    examples = Examples(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
+    data: Any = SimpleNamespace(
+        has_split=lambda name: name == split, examples=lambda name: examples
+    )
+    kind = RegressionKind(Regression(data=Data(path=str(tmp_path))), [])
+    model: Any = kind.load(data, str(tmp_path), [], new_head=True)
+    assert model.classifier.bias.tolist() == [3.0 if split == "train" else 0.0]
+    assert model.config.problem_type == "regression" and model.config.num_labels == 1
+
+
+# ----------------------------------------------------------------------------------- metrics
+
+METRICS_OF_NUMBERS = build_metrics("numbers")
+values = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.25, 1.0, 7.5, 1e3]), min_size=2, max_size=30)
+
+
+def of_scipy(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constants
+        if name == "mse":
+            return float(mean_squared_error(labels, predicted))
+        return float(
+            {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](predicted, labels)[0]
+        )
+
+
+def test_no_correlation_is_beyond_one() -> None:
+    """Rounding takes about one in four of these there."""
+    values = np.random.default_rng(0).normal(size=(200, 9))
+    weights = np.ones_like(values)
+    for factor, end in ((-3.3, -1.0), (7.7, 1.0)):
+        found = correlation(values, factor * values + 0.1, weights)
+        assert np.abs(found).max() <= 1.0 and found == pytest.approx(end)
+
+
+@given(values, st.integers(0, 2**32), st.floats(-1e6, 1e6), st.floats(0.0, 2.0))
+def test_metrics_are_those_of_scipy(
+    labels: list[float], seed: int, shift: float, noise: float
+) -> None:
+    """With any number of ties, and far from 0."""
+    draw = np.random.default_rng(seed)
+    truth = np.array(labels)
+    predicted = shift + draw.permutation(truth) + noise * draw.normal(size=len(truth)).round(1)
+    of = NumberPredictions(predicted, truth)
+    for name, metric in METRICS_OF_NUMBERS.items():
+        expected = of_scipy(name, predicted, truth)
+        assert metric.value(of) == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True), name
+
+
+@pytest.mark.parametrize("name", METRICS["numbers"])
+def test_a_good_model_is_told_from_a_bad_one(name: str) -> None:
+    draw, n = np.random.default_rng(0), 200
+    truth = draw.normal(size=n)
+    one, worse = (
+        NumberPredictions(truth + draw.normal(0, noise, n), truth) for noise in (0.5, 1.5)
+    )
+    metric, entry = METRICS_OF_NUMBERS[name], METRICS["numbers"][name]
+    assert entry.better(paired_interval(one, worse, metric))
+    assert entry.worse(paired_interval(worse, one, metric))
+
+
+def test_a_constant_has_no_correlation_and_equal_labels_are_refused() -> None:
+    truth = np.array([0.1, 0.2, 0.4])
+    constant = NumberPredictions(np.full(3, 0.1), truth)
+    assert constant.predicted.mean() != 0.1, "a sum of squares would not be 0"
+    found = metric_values(constant, METRICS_OF_NUMBERS)
+    assert found["pearson"] is None and found["spearman"] is None
+    assert found["mse"] == pytest.approx(of_scipy("mse", constant.predicted, truth))
+    other = NumberPredictions(truth, truth)
+    undefined = {"difference": None, "interval": None}
+    assert difference(other, constant, METRICS_OF_NUMBERS["pearson"]) == undefined
+    assert difference(other, constant, METRICS_OF_NUMBERS["mse"])["difference"] < 0
+    with pytest.raises(UserError, match="a correlation labels that differ"):
+        metric_values(NumberPredictions(truth, np.ones(3)), METRICS_OF_NUMBERS)
+
+
+# ------------------------------------------------------------------------------------- check
+
+
+@pytest.mark.parametrize("routing", ["random", "{policy: average, mix: losses}"])
+def test_numbers_are_routed(routing: str, tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+    path = tmp_path / "toy.yaml"
+    distil = {"split": "transfer", "teachers": "live", "losses": {"logit_mse": {}}}
+    task = {"type": "regression", "data": toy_settings["task"]["data"]}
+    path.write_text(yaml.safe_dump({**toy_settings, "task": task, "phases": [{"distil": distil}]}))
+    recipe = load_recipe(str(path), [f"phases.distil.routing={routing}"])
+    assert [*phase_mistakes(recipe)] == []
+
+
+def test_fine_tuning_is_by_squared_error_where_nothing_is_said(
+    tmp_path: Path, toy_settings: dict[str, Any]
+) -> None:
+    path = tmp_path / "toy.yaml"
+    settings = {**toy_settings, "phases": [{"fine-tune": {"models": "student"}}]}
+    for kind, term in (("regression", "mse"), ("single-label", "cross_entropy")):
+        settings["task"] = {"type": kind, "data": toy_settings["task"]["data"]}
+        path.write_text(yaml.safe_dump(settings))
+        recipe = load_recipe(str(path))
+        assert list(recipe.phases[0].losses) == [term]  # type: ignore[attr-defined]
+        path.write_text(dump_recipe(recipe))
+        assert load_recipe(str(path)) == recipe
+
+
+def test_a_teacher_has_one_output() -> None:
+    entry = TASKS["regression"]
+    config = BertConfig(architectures=["BertForSequenceClassification"], num_labels=1)
+    check_head("m", config, entry)
+    config.num_labels = 2
+    with pytest.raises(UserError, match="'m' has 2 outputs, and a regression model has 1"):
+        check_head("m", config, entry)
