@@ -1,4 +1,5 @@
-"""Terms on attention against slow transcriptions of their equations; rows of every token."""
+"""Terms on attention against slow transcriptions of their equations, rows of every token, and
+an engine that trains on them: in bf16, and with activations that are computed again."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from engines import engine_of, terms_of
 from families import NO_DROPOUT, built
 from passes import allocated_peak
 from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
+from ds_distill.engine.world import World
 from ds_distill.losses import Seen, TermInputs, attention, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
@@ -296,29 +299,53 @@ def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses: dict[str,
     assert head and all(gradient is not None and not gradient.any() for gradient in head.values())
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_teacher_that_reads_batches_at_once_says_the_same_of_each(packed: bool) -> None:
-    """Of examples of other lengths, padded to another length than alone."""
-    teacher = masked_lm(4, 1, ATTENTION if packed else "eager")
-    bundle = Bundle(
-        masked_lm(2, 0),
-        {"t": teacher},
-        build_terms(losses_of(ATTENTION_TERMS), TermInputs(16, {"t": 16}, 2, {"t": 4})),
+EVERY_TERM: dict[str, dict[str, Any]] = {
+    "cross_entropy": {},
+    "kl": {"rows": "tokens", "temperature": 2.0},
+    "cosine": {"rows": "tokens", "layers": {1: 2, 2: 4}},
+    "hidden_mse": {"rows": "tokens", "layers": {0: 0, 2: 4}},
+    "attention_kl": {"layers": {1: 2, 2: 4}},
+    "relation_kl": {"layers": {2: 3}},
+    "attention_mse": {"of": "maps", "layers": {1: 1}},
+}
+
+
+def steps_of(
+    world: World, config: str, *, checkpointing: bool = False
+) -> tuple[list[dict[str, float]], int]:
+    """The parts of the loss of four steps, and how often a layer of the student ran."""
+    student, teacher = (
+        built("bert", AutoModelForMaskedLM, seed=seed, num_hidden_layers=layers, hidden_size=16)
+        for seed, layers in enumerate((2, 4))
     )
-    first = batch_of(True, packed=packed)
-    ids = torch.randint(5, 30, (2, 4))
-    view: Any = PaddedView(
-        ids, torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), positions=torch.tensor([1, 5])
+    terms = terms_of(EVERY_TERM, TermInputs(16, {"t": 16}, 2, {"t": 4}))
+    bundle = Bundle(student, {"t": teacher}, terms)
+    engine = engine_of(world, bundle, config, decay=0.1, checkpointing=checkpointing)
+    calls: list[None] = []
+    student.bert.encoder.layer[1].attention.register_forward_hook(lambda *_: calls.append(None))
+    steps = [engine.train_step([batch_of(True)]) for _ in range(4)]
+    engine.close()
+    return [{name: float(part) for name, part in parts.items()} for parts in steps], len(calls)
+
+
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
+def test_activations_computed_again_change_no_loss(world: World, config: str) -> None:
+    """A layer of the student is called twice in each step then; else only by the first pass, which
+    looks whether it needs the layers, and at stage 3."""
+    plain, once = steps_of(world, config)
+    again, twice = steps_of(world, config, checkpointing=True)
+    for one, other in zip(plain, again, strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+    assert plain[-1]["loss"] < plain[0]["loss"] and (once, twice) == (
+        4 if "zero3" in config else 1,
+        8,
     )
-    second = replace(first, views={"student": view, "t": PackedView.of(view) if packed else view})
-    for batch, found in zip([first, second], bundle([first, second]), strict=True):
-        [alone] = bundle([batch])
-        for layer, own in alone["t"].attention.items():
-            other = found["t"].attention[layer]
-            assert torch.equal(own.mask, other.mask)
-            for name in PARTS:
-                one, two = getattr(own, name), getattr(other, name)
-                assert (one is None) == (two is None)
-                if one is not None:
-                    here = own.mask[:, None, :, None]
-                    torch.testing.assert_close(two * here, one * here, rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_gives_the_losses_of_fp32(world: World) -> None:
+    (exact, _), (halves, _) = (
+        steps_of(world, f"zero1_{precision}") for precision in ("fp32", "bf16")
+    )
+    for one, half in zip(exact, halves, strict=True):
+        assert one.keys() == half.keys() == {"loss", *EVERY_TERM}
+        assert half == pytest.approx(one, rel=0.05, abs=2e-3)
