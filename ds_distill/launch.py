@@ -31,10 +31,9 @@ import typer
 from ds_distill.errors import UserError
 from ds_distill.files import publish_file
 from ds_distill.process.failures import Failure, clear_failures, first_failure
-from ds_distill.process.identity import LAUNCHED, STOP
+from ds_distill.process.identity import LAUNCHED, PORTS, STOP, address_towards
 from ds_distill.process.launcher import ends_with, shell_code
 from ds_distill.process.machine import visible_gpus
-from ds_distill.process.ports import PORTS, address_towards
 from ds_distill.process.signals import STOPPED, exit_on_signal, print_error
 
 if TYPE_CHECKING:

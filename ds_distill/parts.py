@@ -8,6 +8,7 @@ kinds: `phases.PHASES`, `terms.TERMS`, `policies.POLICIES`, `codecs.CODECS`, `me
 from ds_distill.errors import Mistake
 from ds_distill.recipe.codecs import CodecSettings
 from ds_distill.recipe.context import Context
+from ds_distill.recipe.data import DataSource
 from ds_distill.recipe.metrics.metric import (
     CountMetric,
     MeanMetric,
@@ -19,7 +20,6 @@ from ds_distill.recipe.part import Needs
 from ds_distill.recipe.phases import PhaseSettings, TrainingPhase
 from ds_distill.recipe.policies import Compared, Routing, Weighted
 from ds_distill.recipe.section import MAY_CHANGE, Count, Name, Section, Share
-from ds_distill.recipe.sources import DataSource
 from ds_distill.recipe.tasks import TaskSettings
 from ds_distill.recipe.terms import DistillationTerm, SoftenedTerm, TermSettings
 

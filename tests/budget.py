@@ -156,10 +156,10 @@ def unused(used: set[str]) -> list[str]:
     holds an example of everything."""
     from ds_distill.cli import app
     from ds_distill.recipe.codecs import CODECS
+    from ds_distill.recipe.data import SOURCES
     from ds_distill.recipe.metrics import METRICS
     from ds_distill.recipe.phases import PHASES
     from ds_distill.recipe.policies import POLICIES
-    from ds_distill.recipe.sources import SOURCES
     from ds_distill.recipe.tasks import TASKS
     from ds_distill.recipe.terms import TERMS
 

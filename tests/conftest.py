@@ -96,10 +96,10 @@ def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Ite
 def parts_as_before() -> Iterator[None]:
     """Takes out again what a test's classes have put among the parts."""
     from ds_distill.recipe.codecs import CODECS
+    from ds_distill.recipe.data import SOURCES
     from ds_distill.recipe.metrics import METRICS
     from ds_distill.recipe.phases import PHASES
     from ds_distill.recipe.policies import POLICIES
-    from ds_distill.recipe.sources import SOURCES
     from ds_distill.recipe.tasks import TASKS
     from ds_distill.recipe.terms import TERMS
 

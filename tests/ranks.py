@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from processes import marked
 
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 
 PLANT = """
 import os, sys, threading, time

@@ -41,12 +41,13 @@ from ds_distill.cache.format import (
     MANIFEST,
     Block,
     Index,
+    KeyIndex,
     Manifest,
     Shard,
     Teacher,
     Teachers,
+    write_index,
 )
-from ds_distill.cache.index import KeyIndex, write_index
 from ds_distill.files import checksum, publish_file, refuse_links_out, sync
 from ds_distill.process.activity import Tell
 

@@ -16,9 +16,9 @@ from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.phases import phase_mistakes, shared_cache_mistakes
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Progress, Source
-from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import Mistake, UserError, collecting, refuse
 from ds_distill.models.student import config_of

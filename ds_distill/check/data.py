@@ -17,14 +17,16 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.check.predictions import Predictions
 from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
-from ds_distill.data.groups import Groups, strata_of, teacher_names
-from ds_distill.data.sources import Source, has_labels
-from ds_distill.data.tokenizer import share_cut
-from ds_distill.data.validation_split import (
+from ds_distill.data.groups import (
     CHOOSING_SPLIT,
+    Groups,
     choosing_part,
     fitting_part,
+    strata_of,
+    teacher_names,
 )
+from ds_distill.data.sources import Source, has_labels
+from ds_distill.data.tokenizer import share_cut
 from ds_distill.errors import Mistake, UserError, collecting, did_you_mean, located, short
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head

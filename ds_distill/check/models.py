@@ -9,15 +9,15 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ds_distill.data.pretrained import Unreachable
-from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, same_tokens
+from ds_distill.data.tokenizer import Unreachable, check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.errors import Mistake, UserError, collecting
-from ds_distill.models.attention import WIDEST_HEAD, unseen_attention
 from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
+    WIDEST_HEAD,
     check_encoder,
     load_config,
+    unseen_attention,
     usable_length,
 )
 from ds_distill.models.student import student_of

@@ -11,9 +11,9 @@ import numpy as np
 
 from ds_distill.check.phases import has_files
 from ds_distill.data.columns import example_keys
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
 from ds_distill.data.sources import Source
-from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import Mistake, UserError
 from ds_distill.keys import among_keys
 from ds_distill.recipe import Recipe

@@ -73,8 +73,7 @@ def cache_build(
 @command("ds-distill cache verify runs/quickstart", cache_app, name="verify")
 def cache_verify(folder: CacheArgument) -> None:
     """Check every byte of a cache against its checksums."""
-    from ds_distill.cache.inspect import caches_in
-    from ds_distill.cache.reader import CacheReader
+    from ds_distill.cache.reader import CacheReader, caches_in
 
     for path in caches_in(folder):
         CacheReader(path).verify()
@@ -84,7 +83,7 @@ def cache_verify(folder: CacheArgument) -> None:
 @command("ds-distill cache info runs/quickstart", cache_app, name="info")
 def cache_info(folder: CacheArgument) -> None:
     """Show what a cache holds, of which teachers, and how large it is."""
-    from ds_distill.cache.inspect import caches_in, describe
+    from ds_distill.cache.reader import caches_in, describe
 
     for path in caches_in(folder):
         say(describe(path))

@@ -24,13 +24,12 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.columns import BATCH, EXAMPLES, as_numpy, build_once, write_columns
-from ds_distill.data.places import key_of
 from ds_distill.data.sources import Progress, Source, wrong_split
 from ds_distill.errors import UserError, did_you_mean, located
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
-from ds_distill.recipe.sources import DOCSTRINGS as PREFIX
-from ds_distill.recipe.tasks import Task
+from ds_distill.recipe.data import DOCSTRINGS as PREFIX
+from ds_distill.recipe.tasks import Task, key_of
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
 """Split -> its share of the files. Transfer has no labels. Validation is large, because half of it

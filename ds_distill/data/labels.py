@@ -13,11 +13,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data.places import key_of, labels_named
 from ds_distill.data.readers.base import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_json
-from ds_distill.recipe.tasks import Task
+from ds_distill.recipe.tasks import Task, key_of, labels_named
 
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMERAL = re.compile(r"([-+]?[0-9]{1,18})(\.0*)?")

@@ -13,15 +13,13 @@ import pyarrow as pa
 from ds_distill.data.columns import QUESTIONS, as_numpy, flat_lists
 from ds_distill.data.groups import Groups, of_whole_example, with_marks
 from ds_distill.data.labels import LabelNames, label_array
-from ds_distill.data.places import key_of
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import ContentKey, Progress, Source, has_labels, in_order, limited
 from ds_distill.errors import UserError
 from ds_distill.keys import hash_keys
-from ds_distill.recipe.data import Folds, SplitFrom
+from ds_distill.recipe.data import Folds, SplitFrom, source_of
 from ds_distill.recipe.references import resolve_data
-from ds_distill.recipe.sources import source_of
-from ds_distill.recipe.tasks import MaskedLM, Task, Untagged
+from ds_distill.recipe.tasks import MaskedLM, Task, Untagged, key_of
 
 FOLD = 105
 """Purpose of the hashes that assign examples to folds."""

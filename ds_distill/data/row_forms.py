@@ -16,7 +16,6 @@ from ds_distill.data import words
 from ds_distill.data.columns import BATCH, QUESTIONS, WORDS, text_schema, write_columns
 from ds_distill.data.groups import NAMED, named_columns
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
-from ds_distill.data.places import key_of
 from ds_distill.data.readers.base import (
     Reader,
     check_text,
@@ -31,7 +30,7 @@ from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tags import OUTSIDE
-from ds_distill.recipe.tasks import Rows, Task
+from ds_distill.recipe.tasks import Rows, Task, key_of
 
 _SHOWN = 3
 """Locations that are named in a message, beside the first."""

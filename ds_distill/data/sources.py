@@ -22,11 +22,10 @@ import xxhash
 from ds_distill.data.columns import BATCH, as_numpy, build_once, example_keys, keep_per_class
 from ds_distill.data.groups import ID, MARKS, NAMED, TEACHER, with_marks
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
-from ds_distill.data.places import key_of, labels_named
 from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix, open_file
 from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.recipe.tasks import Task
+from ds_distill.recipe.tasks import Task, key_of, labels_named
 
 Progress = Callable[[int, int], None]
 """Called as (files read, files in all)."""

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.masking import HiddenWordsCollator
-from ds_distill.data.prefetch import pinned_for, prefetch
-from ds_distill.data.schedule import plan_once, split_batch
+from ds_distill.data.schedule import pinned_for, plan_once, prefetch, split_batch
 from ds_distill.engine.world import World
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.types import Batch, Signals

@@ -23,8 +23,13 @@ from deepspeed.accelerator import get_accelerator
 from ds_distill.engine.internals import compile_nothing
 from ds_distill.errors import UserError
 from ds_distill.process.activity import mark_waiting
-from ds_distill.process.identity import get_rank, get_world_size, is_rank
-from ds_distill.process.ports import free_port, interface_towards
+from ds_distill.process.identity import (
+    free_port,
+    get_rank,
+    get_world_size,
+    interface_towards,
+    is_rank,
+)
 from ds_distill.process.rendezvous import Rendezvous
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ import torch
 import xxhash
 from torch import nn
 
-from ds_distill.losses.named_modules import NamedModules
-from ds_distill.losses.term import DEFAULTS, NO_INPUTS, Term, TermInputs
+from ds_distill.losses.term import DEFAULTS, NO_INPUTS, NamedModules, Term, TermInputs
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.recipe.terms import LayeredTerm as LayeredSettings

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from ds_distill.distributions import VocabularyHead
 from ds_distill.losses.term import (
     DEFAULTS,
     NO_INPUTS,
@@ -28,6 +27,7 @@ from ds_distill.recipe.terms import (
     TeacherCrossEntropyLoss,
 )
 from ds_distill.seen import Seen
+from ds_distill.types import VocabularyHead
 from ds_kernels import (
     linear_cross_entropy,
     linear_kl,

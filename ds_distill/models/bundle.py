@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.losses import Seen, Term
-from ds_distill.losses.named_modules import NamedModules
+from ds_distill.losses.term import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap

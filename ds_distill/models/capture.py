@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ds_distill.models.attention import unseen_attention
+from ds_distill.models.configuration import unseen_attention
 from ds_distill.models.load import layers_of
 from ds_distill.reads import AttentionInputs, Reads
 from ds_distill.views import PackedView, View

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ds_distill.distributions import VocabularyHead
 from ds_distill.models.capture import capturing
 from ds_distill.models.configuration import pools_all_tokens
 from ds_distill.models.flat import flat, layers_to_run_flat
 from ds_distill.models.load import seeded
 from ds_distill.models.packed import packed_states, padded_inputs
 from ds_distill.reads import Reads
-from ds_distill.types import LACKING, Signals
+from ds_distill.types import LACKING, Signals, VocabularyHead
 from ds_distill.views import PackedView, PaddedView, View
 
 ALONE = Reads()

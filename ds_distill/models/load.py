@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ds_distill.data.pretrained import SAFE
+from ds_distill.data.tokenizer import SAFE
 from ds_distill.errors import UserError, first_line
 from ds_distill.models.configuration import load_config
 from ds_distill.models.layers import check_layers, cut_to_layers
 from ds_distill.models.weights import check_weights
 from ds_distill.process.activity import mark
-from ds_distill.process.memory_errors import is_out_of_memory
+from ds_distill.process.peak_memory import is_out_of_memory
 
 CLASSIFIER, TAGGER = "ForSequenceClassification", "ForTokenClassification"
 ANSWERER, MASKED_LM = "ForQuestionAnswering", "ForMaskedLM"

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
-from ds_distill.losses.named_modules import NamedModules
+from ds_distill.losses.term import NamedModules
 from ds_distill.models.bundle import Bundle, view_of
 from ds_distill.models.configuration import CLASSIFIER_HEADS
 from ds_distill.models.load import seeded

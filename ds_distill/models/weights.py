@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from ds_distill.data.pretrained import check_nodes
+from ds_distill.data.tokenizer import check_nodes
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import read_json
 from ds_distill.models.configuration import usable_length

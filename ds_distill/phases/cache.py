@@ -18,11 +18,18 @@ from ds_distill.cache.build import Build, known_teachers, remove_leftovers
 from ds_distill.cache.format import Teachers
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.caching.build import WAIT_SECONDS, claims, write_blocks
+from ds_distill.caching.build import (
+    ATTENTION,
+    WAIT_SECONDS,
+    Missing,
+    added_by,
+    claims,
+    missing_from,
+    write_blocks,
+)
 from ds_distill.caching.cached_signals import cache_folder, fingerprint
 from ds_distill.caching.codecs import codec_json
 from ds_distill.caching.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
-from ds_distill.caching.missing import ATTENTION, Missing, added_by, missing_from
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.precision import is_half

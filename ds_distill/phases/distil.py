@@ -18,8 +18,7 @@ from ds_distill.routing.held_out import routing_of_candidate
 from ds_distill.routing.multi_label import check_states
 from ds_distill.run.run import Run
 from ds_distill.training.loop import train_each
-from ds_distill.training.setup import Job, terms_of, trainable_model
-from ds_distill.training.validation import validation_of
+from ds_distill.training.setup import Job, terms_of, trainable_model, validation_of
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> Trained:

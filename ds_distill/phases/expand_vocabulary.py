@@ -1,4 +1,5 @@
-"""Make a student whose vocabulary has the words of a text, too."""
+"""Make a student whose vocabulary has the words of a text, too: rows for them of its embeddings and
+of its output."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.word_pieces import expand_tokenizer
+from ds_distill.data.word_pieces import expand_tokenizer, pieces_of
 from ds_distill.files import new_folder
-from ds_distill.models.load import save_model
+from ds_distill.models.load import save_model, seeded
 from ds_distill.models.reference import ModelReference
-from ds_distill.models.vocabulary import expand_embeddings
 from ds_distill.recipe.phases import ExpandVocabulary
 from ds_distill.records import Expansion
 from ds_distill.run.run import Run
@@ -68,3 +71,45 @@ def _make(
     with new_folder(folder) as temporary:
         save_model(model, model.state_dict(), temporary)
         tokenizer.save_pretrained(temporary)
+
+
+@torch.no_grad()
+def expand_embeddings(
+    model: PreTrainedModel,
+    vocabulary: dict[str, int],
+    tokens: list[str],
+    start: str = "pieces",
+    seed: int = 0,
+) -> None:
+    """Give a masked-LM a row for each of the new tokens, behind those that it has: of its
+    embeddings, and of its output with the bias, tied as before.
+
+    vocabulary: the ids of the tokens that it has.
+    start: `pieces`, the mean of the rows of the token's old pieces, of all rows where it has none;
+        or `random`, as transformers begins, from `seed`.
+    """
+    if not tokens:
+        return
+    old = model.get_input_embeddings().weight.shape[0]
+    with seeded(seed):
+        model.resize_token_embeddings(old + len(tokens), mean_resizing=False)
+    if start == "random":
+        return
+    chosen = [pieces_of(token, vocabulary) or list(range(old)) for token in tokens]
+    table = model.get_input_embeddings().weight
+    grown = {id(table): table}
+    head = model.get_output_embeddings()
+    for weight in (head.weight, getattr(head, "bias", None)):
+        if weight is not None:
+            grown.setdefault(id(weight), weight)
+    for weight in grown.values():
+        weight[old:] = _means(weight[:old], chosen)
+
+
+def _means(rows: torch.Tensor, chosen: list[list[int]]) -> torch.Tensor:
+    """The mean of each of the chosen groups of rows."""
+    flat = rows if rows.ndim > 1 else rows[:, None]
+    offsets = torch.tensor([0, *map(len, chosen[:-1])]).cumsum(0)
+    ids = torch.tensor([one for of_token in chosen for one in of_token])
+    means = nn.functional.embedding_bag(ids, flat, offsets, mode="mean")
+    return means.view(-1, *rows.shape[1:])

@@ -14,10 +14,9 @@ from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.cached_signals import cache_folder, open_cache
 from ds_distill.data.batches import Examples
-from ds_distill.data.groups import few_groups
+from ds_distill.data.groups import few_groups, fitting_part
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.open_source import open_source
-from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
@@ -29,9 +28,8 @@ from ds_distill.recipe.policies import Routing
 from ds_distill.records import ExpertiseRecord
 from ds_distill.reporting.report import routing_table
 from ds_distill.routing import fit
-from ds_distill.routing.comparison import Comparison, compare
+from ds_distill.routing.comparison import Comparison, Disagreement, compare
 from ds_distill.routing.fitting import STATES, Fitted
-from ds_distill.routing.followed_teachers import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.held_out import at
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label

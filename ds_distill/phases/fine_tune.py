@@ -13,8 +13,7 @@ from ds_distill.recipe.phases import FineTune
 from ds_distill.records import Trained
 from ds_distill.run.run import Run
 from ds_distill.training.loop import train_each
-from ds_distill.training.setup import Job, terms_of, trainable_model
-from ds_distill.training.validation import validation_of
+from ds_distill.training.setup import Job, terms_of, trainable_model, validation_of
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> Trained:

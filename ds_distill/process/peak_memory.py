@@ -1,12 +1,16 @@
-"""The most memory that this process has held since a phase, or a training in it, began."""
+"""The most memory that this process has held since a phase, or a training in it, began; and errors
+that mean that memory ran out, of a device or of the machine."""
 
 from __future__ import annotations
 
+import errno
 import re
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+from ds_distill.errors import causes
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -58,3 +62,26 @@ def resident_peak() -> int | None:
 def forget_resident_peak() -> None:
     with suppress(OSError):
         _CLEAR.write_text("5")  # resets VmHWM alone
+
+
+_MESSAGES = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",  # of cuBLAS and cuDNN
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or one of its causes, means that memory ran out. Libraries have their
+    own types for it: torch raises RuntimeErrors."""
+    for cause in causes(error):
+        if isinstance(cause, MemoryError):
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return True
+        text = str(cause).lower()
+        if isinstance(cause, OSError | RuntimeError) and any(m in text for m in _MESSAGES):
+            return True
+    return False

@@ -211,8 +211,9 @@ def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
         for outputs in phase.trainings:
             key = number, training_name(outputs)
             timing, observed = timings[key], observer.trainings[key]
+            beside = timing.beside
             for part in (part for part in BESIDE if part in observed.last):
-                timing.beside[part] = timing.beside.get(part, 0.0) + observed.last[part]
+                beside[part] = beside.get(part, 0.0) + observed.last[part]
             steps = [one for step, one in observed.amounts.items() if step >= WARM_UP_STEPS]
             counts = _model_flops(planner, number, phase, outputs)
             yield Profiled(
@@ -221,7 +222,7 @@ def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
                 timing.steps,
                 timing.seconds,
                 timing.quartiles,
-                timing.beside,
+                beside,
                 {name: fmean(one[name].tokens for one in steps) for name in counts},
                 {name: fmean(of(one[name]) for one in steps) for name, of in counts.items()},
                 observed.peaks,

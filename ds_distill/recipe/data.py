@@ -1,11 +1,14 @@
-"""Where a task's examples come from."""
+"""Where a task's examples come from, and by what a path is of which source."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ds_distill.recipe.part import Implemented
 from ds_distill.recipe.section import (
     BY_FORM,
     LIST,
@@ -167,3 +170,53 @@ class Data(Section):
         """Those of `splits` that come from other data: from where, in their order."""
         found = {name: s for name, s in self.splits.items() if not isinstance(s, str)}
         return {name: s if isinstance(s, list) else [s] for name, s in found.items()}
+
+
+DOCSTRINGS = "docstrings:"
+"""What a path of docstrings begins with."""
+
+SOURCES: dict[str, type[DataSource]] = {}
+
+
+class DataSource(Implemented):
+    """Where examples come from. It runs a function (task, cache_folder, progress) ->
+    `ds_distill.data.sources.Source`."""
+
+    kind_of_part = "source"
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        SOURCES[cls.part_name] = cls
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        """Whether a recipe's `data.path` is of this source."""
+        return False
+
+
+class Docstrings(DataSource):
+    part_name, runs = "docstrings", "ds_distill.data.docstrings:DocstringSource"
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        return path.startswith(DOCSTRINGS)
+
+
+class Files(DataSource):
+    part_name, runs = "files", "ds_distill.data.sources:open_files"
+
+    @classmethod
+    def recognises(cls, path: str) -> bool:
+        file = Path(path).expanduser()
+        return os.path.isdir(file) or os.path.isfile(file)  # False of a name no file can have
+
+
+class Hub(DataSource):
+    """What no other source recognises."""
+
+    part_name, runs = "hub", "ds_distill.data.sources:open_hub"
+
+
+def source_of(path: str) -> type[DataSource]:
+    """The source that a recipe's `task.data.path` is of."""
+    return next((source for source in SOURCES.values() if source.recognises(path)), Hub)

@@ -11,12 +11,11 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download, metadata_load
 
-from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.process.terminal import escaped as visible
-from ds_distill.recipe.data import Data, SplitFrom
+from ds_distill.recipe.data import Data, SplitFrom, source_of
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
-from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.records import EvaluationRecord
 from ds_distill.reporting.result_tables import evaluation_tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import shippable, trained_on
 from ds_distill.recipe.metrics import METRICS

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.groups import few_groups
+from ds_distill.data.groups import CHOOSING_SPLIT, few_groups
 from ds_distill.data.schedule import PADDED_BATCH
-from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
 from ds_distill.files import write_json

@@ -21,7 +21,7 @@ from ds_distill.files import write_json
 from ds_distill.process.activity import mark_phase
 from ds_distill.process.failures import clear_failures, first_failure
 from ds_distill.process.identity import restarts
-from ds_distill.process.memory_errors import is_out_of_memory
+from ds_distill.process.peak_memory import is_out_of_memory
 from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PhaseSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe

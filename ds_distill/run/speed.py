@@ -17,7 +17,7 @@ from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, TAGGER, load_model
 from ds_distill.process.activity import mark_phase
-from ds_distill.process.memory_errors import is_out_of_memory
+from ds_distill.process.peak_memory import is_out_of_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import START

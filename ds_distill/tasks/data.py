@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -20,7 +21,6 @@ from ds_distill.data.tokenizer import (
     tokenizer_fingerprint,
     tokens_fingerprint,
 )
-from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.predict import Bar
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError

@@ -18,7 +18,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, first_line
 from ds_distill.files import check_guards, publish_folder, read_json, write_json
-from ds_distill.process.memory_errors import is_out_of_memory
+from ds_distill.process.peak_memory import is_out_of_memory
 
 SAVE_TOTAL_LIMIT = 2
 SEEN_WITHIN = 60

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.prefetch import pinned_for, prefetch
-from ds_distill.data.schedule import padding_share, plan_epoch, split_batch
+from ds_distill.data.groups import CHOOSING_SPLIT
+from ds_distill.data.schedule import padding_share, pinned_for, plan_epoch, prefetch, split_batch
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import batch_shape
 from ds_distill.errors import UserError, located
 from ds_distill.models.load import save_model

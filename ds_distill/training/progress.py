@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.engine.engine import LossScale
 from ds_distill.training.setup import Job
 

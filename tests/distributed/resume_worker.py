@@ -18,7 +18,7 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 from ds_distill.recipe.terms import losses_of
 from ds_distill.recipe.training import Training
 from ds_distill.types import Batch

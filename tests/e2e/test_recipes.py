@@ -21,10 +21,10 @@ from transformers import BertForMaskedLM
 from ds_distill import run_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.data import SOURCES
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.policies import POLICIES
-from ds_distill.recipe.sources import SOURCES
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.recipe.terms import TERMS
 

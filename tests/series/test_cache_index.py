@@ -18,7 +18,7 @@ BEGIN = """
 import json, resource, statistics, sys, time
 from pathlib import Path
 import numpy as np
-from ds_distill.cache.index import KeyIndex, write_index
+from ds_distill.cache.format import KeyIndex, write_index
 from ds_distill.files import checksum
 
 file, count, rng = Path(sys.argv[1]), int(sys.argv[2]), np.random.default_rng(0)

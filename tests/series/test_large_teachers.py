@@ -12,7 +12,7 @@ import psutil
 import pytest
 from processes import ended
 
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 
 RESULTS = Path(__file__).parents[1] / "results" / "large-teachers.json"
 

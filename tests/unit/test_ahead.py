@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ds_distill.data.prefetch import prefetch
+from ds_distill.data.schedule import prefetch
 
 
 def test_items_come_in_order_and_from_another_thread():

@@ -228,7 +228,7 @@ def test_what_a_library_need_not_find_is_told_before_torch_is_imported(desk):
     ],
 )
 def test_what_the_system_refuses_is_told_in_a_sentence(error, told, monkeypatch, refused):
-    monkeypatch.setattr("ds_distill.cache.inspect.caches_in", Mock(side_effect=error))
+    monkeypatch.setattr("ds_distill.cache.reader.caches_in", Mock(side_effect=error))
     assert refused(["cache", "info", "somewhere"]).startswith(f"ds-distill: {told}")
 
 

@@ -37,7 +37,7 @@ from ds_distill.cache.codecs import CompactCodec, TailShape
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.caching.missing import added_by, missing_from
+from ds_distill.caching.build import added_by, missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
 

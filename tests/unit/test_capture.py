@@ -25,8 +25,8 @@ from transformers import (
 from unit.test_packed import FAMILIES, HEADS, models
 
 from ds_distill.models import encoder, packed_deberta
-from ds_distill.models.attention import SEEN_FAMILIES, unseen_attention
 from ds_distill.models.capture import CAPTURED, capturing
+from ds_distill.models.configuration import SEEN_FAMILIES, unseen_attention
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.load import checkpoint_activations, layers_of, set_dropout
 from ds_distill.models.packed import ATTENTION, parts_called

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.check.check import check_data
-from ds_distill.data import validation_split
+from ds_distill.data import groups
 from ds_distill.data.batches import Examples
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
 from ds_distill.data.open_source import open_source
@@ -25,7 +25,7 @@ from ds_distill.keys import content_keys
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.routing.comparison import compare
-from ds_distill.training.validation import validation_of
+from ds_distill.training.setup import validation_of
 from ds_distill.types import Signals
 
 
@@ -240,12 +240,12 @@ def examples_of(texts, labels=None, groups=None):
 
 
 def fitting_part(examples, split, seed):
-    return validation_split.fitting_part(examples.strata, examples.groups, split, seed)
+    return groups.fitting_part(examples.strata, examples.groups, split, seed)
 
 
 def choosing_part(examples, fitted, seed):
     others = {split: one.groups for split, one in fitted.items()}
-    return validation_split.choosing_part(examples.strata, examples.groups, others, seed)
+    return groups.choosing_part(examples.strata, examples.groups, others, seed)
 
 
 def numbered(count, **options):

@@ -10,11 +10,10 @@ import torch
 from passes import allocated_peak
 from torch import nn
 
-from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, Seen, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.models.bundle import Bundle
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import _projections, _rows_reference
 
 ROWS, LABELLED, VOCABULARY, KNOWN, WIDTH = 1400, 350, 6000, 3052, 77

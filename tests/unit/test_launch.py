@@ -28,9 +28,8 @@ from ds_distill.launch import (
     write_for_ranks,
 )
 from ds_distill.process.failures import Failure, Kind, clear_failures, record_failure
-from ds_distill.process.identity import LAUNCHED, STOP
+from ds_distill.process.identity import LAUNCHED, PORTS, STOP, address_towards, interface_towards
 from ds_distill.process.lease import leased
-from ds_distill.process.ports import PORTS, address_towards, interface_towards
 from ds_distill.recipe import Recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inputs import refuse_other_software

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from ds_distill.models import packed_deberta, packing
-from ds_distill.models.attention import SEEN_FAMILIES
 from ds_distill.models.capture import Captured
+from ds_distill.models.configuration import SEEN_FAMILIES
 from ds_distill.models.encoder import classifier_logits, read_signals
 from ds_distill.models.packed import ATTENTION, _flash, attend, packed_states
 from ds_distill.models.packing import packed_attention, packed_backend, takes_packed

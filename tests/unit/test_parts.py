@@ -23,11 +23,11 @@ from ds_distill.evaluation.scores import build_metric, build_metrics, model_repo
 from ds_distill.parts import Compared, DataSource, Needs, Routing
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.data import SOURCES
 from ds_distill.recipe.metrics import METRICS, one_metric
 from ds_distill.recipe.metrics.metric import CountMetric, MetricSettings
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.policies import POLICIES, Policy, candidates
-from ds_distill.recipe.sources import SOURCES
 from ds_distill.recipe.tasks import TASKS, Data, SingleLabel
 from ds_distill.recipe.terms import TERMS
 from ds_distill.routing import Asked, Target

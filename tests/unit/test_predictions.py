@@ -22,8 +22,7 @@ from toys import TOY_WORDS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from typer.testing import CliRunner
 
 from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe
-from ds_distill.cache.inspect import describe
-from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.reader import CacheReader, describe
 from ds_distill.check.check import check_all
 from ds_distill.cli import app
 from ds_distill.data.open_source import open_source

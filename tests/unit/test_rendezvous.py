@@ -16,7 +16,7 @@ from processes import python
 
 from ds_distill.process import watchdog
 from ds_distill.process.failures import Failure
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 from ds_distill.process.rendezvous import named
 
 HOST = socket.gethostname()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ds_distill.check.check import check_all, notes, open_sources, ships_the_last
-from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, small_form
 from ds_distill.recipe.lineage import shippable

@@ -41,7 +41,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.vocabulary import expand_embeddings
+from ds_distill.phases.expand_vocabulary import expand_embeddings
 
 
 @given(hostile | st.lists(st.sampled_from([*NEW, *OLD, "abc", "fff"]), max_size=5).map("".join))

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import _projections
 
 ROWS, VOCABULARY = 7, 50

@@ -15,8 +15,7 @@ import yaml
 from cache_files import TWO, make_keys, write_cache
 
 import ds_distill
-from ds_distill.cache.format import MANIFEST
-from ds_distill.cache.index import write_index
+from ds_distill.cache.format import MANIFEST, write_index
 from ds_distill.data.columns import build_once
 from ds_distill.files import new_folder, write_json
 from ds_distill.routing import ExpertiseTable, Fitted

@@ -23,8 +23,14 @@ from large_teachers import configurations
 from teacher_speed import read_texts
 from transformers import AutoModelForMaskedLM
 
-from ds_distill.data.prefetch import pinned_for, prefetch
-from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
+from ds_distill.data.schedule import (
+    PADDED_BATCH,
+    TOKENS_PER_CALL,
+    cut_by_tokens,
+    pinned_for,
+    plan_once,
+    prefetch,
+)
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import is_half
 from ds_distill.files import write_json

@@ -27,8 +27,7 @@ from ds_distill.cache.build_plan import Plan, block_rows_for
 from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
-from ds_distill.caching.build import claims, write_blocks
-from ds_distill.caching.missing import Missing
+from ds_distill.caching.build import Missing, claims, write_blocks
 from ds_distill.data.batches import Collator, Examples, text_rows
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_once

@@ -24,10 +24,9 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
     import torch.nn.functional as F
     from torch import nn
 
-    from ds_distill.distributions import VocabularyHead
     from ds_distill.losses import CrossEntropy, Seen
     from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
-    from ds_distill.types import Batch, Signals
+    from ds_distill.types import Batch, Signals, VocabularyHead
 
     torch.set_num_threads(2)
     torch.manual_seed(0)

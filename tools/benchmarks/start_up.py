@@ -23,7 +23,7 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import ds_distill.phases.distil
 import ds_distill.run.execute  # noqa: F401
 from ds_distill.files import write_json
-from ds_distill.process.ports import free_port
+from ds_distill.process.identity import free_port
 from ds_distill.process.rendezvous import Rendezvous
 from ds_distill.run.inputs import describe_environment
 

@@ -26,8 +26,14 @@ from flops import encoder_flops
 from large_teachers import configurations
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from ds_distill.data.prefetch import pinned_for, prefetch
-from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
+from ds_distill.data.schedule import (
+    PADDED_BATCH,
+    TOKENS_PER_CALL,
+    cut_by_tokens,
+    pinned_for,
+    plan_once,
+    prefetch,
+)
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine

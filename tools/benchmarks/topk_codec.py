@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs.base import (
+    Constants,
     Encoded,
     TopK,
     VocabularyCodec,
     entry_log_probs,
     top_of,
 )
-from ds_distill.cache.codecs.bits import Constants
 from ds_distill.cache.codecs.tail import TailShape
 
 _HEADER = 8

@@ -26,13 +26,15 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs.base import (
+    Constants,
     Encoded,
     TopK,
     VocabularyCodec,
     entry_log_probs,
+    read_at,
     top_of,
+    write_at,
 )
-from ds_distill.cache.codecs.bits import Constants, read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
 
 _FIXED = 4

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ds_distill.cache.codecs.base import TopK
-from ds_distill.cache.codecs.bits import Constants
+from ds_distill.cache.codecs.base import Constants, TopK
 
 _LEVELS = 255
 _RAREST = 1e-12
