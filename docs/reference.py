@@ -27,7 +27,8 @@ INTRODUCTION = """\
 # Every key of a recipe
 
 Written by `python docs/reference.py` from the docstrings in `ds_distill`; do not edit this page.
-[recipes.md](recipes.md) explains how a recipe is read.
+[recipes.md](recipes.md) explains how a recipe is read. A heading such as `task, type: masked-lm`
+is the section that this key chooses. A key that an earlier section has too is explained there.
 
 **In an editor.** The JSON schema of recipes completes keys and marks mistakes as you type:
 `ds-distill recipes --schema > recipe.schema.json` writes it, without the parts of other packages.
@@ -125,38 +126,43 @@ def plain(schema: Any, keyword: str = "") -> Any:
 
 
 def page() -> str:
+    """Each key stands in the first section that has it so; later ones name it."""
     schema = documented_schema()
     parts = [INTRODUCTION]
     training = schema["$defs"]["Training"]["properties"]
     found = list(sections(schema))
     links = {name: link(title) for title, name, _ in found}
+    first: dict[str, str] = {}
     for title, _, section in found:
-        shared = {} if title == "training" else training
         parts.append(f"\n## {title}\n\n{section.get('description', '')}\n")
-        lines = [
-            row(key, value, key in section.get("required", []), links)
-            for key, value in own_keys(section, shared)
-        ]
+        lines: list[str] = []
+        repeated: dict[str, list[str]] = {}
+        for key, value in section["properties"].items():
+            line = row(key, value, key in section.get("required", []), links)
+            if "const" in value:
+                continue  # the heading says it
+            if (where := first.setdefault(line, title)) == title:
+                lines.append(line)
+            else:
+                repeated.setdefault(where, []).append(f"`{key}`")
         if lines:
             header = "| key | type | default | meaning |\n|---|---|---|---|"
             parts.append("\n".join(["", header, *lines, ""]))
-        if len(lines) < len(section["properties"]):
-            parts.append("\nAnd all keys of [training](#training), which are its defaults.\n")
+        for where, keys in repeated.items():
+            every = where == "training" and len(keys) == len(training)
+            which = "all keys, which are its defaults" if every else ", ".join(keys)
+            parts.append(f"\nAs in [{where}](#{anchor(where)}): {which}.\n")
     return "".join(parts)
 
 
 def link(title: str) -> str:
     """A link to a heading: of one of several sections by its name, e.g. [masked-lm](#...)."""
-    anchor = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
     _, several, name = title.partition(", ")
-    return f"[{name.rpartition(' ')[2] if several else 'section'}](#{anchor})"
+    return f"[{name.rpartition(' ')[2] if several else 'section'}](#{anchor(title)})"
 
 
-def own_keys(section: Schema, shared: Schema) -> Iterator[tuple[str, Schema]]:
-    """Keys of a section, without those of `training` that it has unchanged."""
-    keys = section["properties"]
-    repeats = bool(shared) and shared.items() <= keys.items()
-    return ((key, value) for key, value in keys.items() if not (repeats and key in shared))
+def anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 
 def sections(schema: Schema) -> Iterator[tuple[str, str, Schema]]:

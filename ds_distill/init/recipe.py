@@ -83,7 +83,8 @@ def guess(data: Path, options: DataOptions) -> Guess:
     tables = {split: _Table(files[split], options) for split in used}
     train, of_task = tables["train"], options.task
     labelled = [table for table in tables.values() if of_task == "masked-lm" or table.has_labels()]
-    told = next(iter(labelled), train)
+    sure = (table for table in labelled if any(map(table.values.get, LABEL_NAMES[:2])))
+    told = next(sure, next(iter(labelled), train))
     task, named = told.columns_of_task()
     notes = [f"{files['train'].name} has the columns {', '.join(train.values)}."]
     if train.reader.read_as is not None:

@@ -296,6 +296,19 @@ def test_links_lead_somewhere():
             assert not heading or heading in anchors, (path, target)
 
 
+def test_the_architecture_names_every_room_and_its_files():
+    table = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    package, named = ROOT / "ds_distill", set()
+    for line in filter(lambda line: line.startswith("| `"), table.splitlines()):
+        rooms, _, begin = (re.findall(r"`([\w./]+)`", cell) for cell in line.split("|")[1:4])
+        named |= {*rooms}
+        for file in begin:
+            assert any((package / room / file).is_file() for room in (*rooms, "")), line
+    there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    there |= {path.name for path in package.glob("[!_]*.py")}
+    assert named == there
+
+
 def test_commands_in_sentences_parse():
     assert len(FENCED) >= 8 and len(SPANS) > 100
     for span in SPANS:

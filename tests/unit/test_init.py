@@ -194,6 +194,11 @@ def test_train_may_have_texts_alone_where_teachers_know_the_labels(init, tmp_pat
         assert kinds == ["cache", "expertise", "distil", "evaluate"]
     (data / "test.csv").unlink()
     assert init(data, teachers="first")[0]["phases"][-1] == {"evaluate": {"split": "validation"}}
+    for file in data.iterdir():  # nor is another column of few values taken for it
+        texts = pandas.read_csv(file).rename(columns={"queue": "label"})
+        texts.assign(desk=["ab"[n % 2] for n in texts.index]).to_csv(file, index=False)
+    recipe, said = init(data, teachers="first")
+    assert "It has no labels: " in said and recipe["task"]["labels"] == TOY_LABELS
     for teacher in ("encoder", "nameless"):
         with pytest.raises(UserError, match="names its own"):
             init(data, teachers=teacher)
