@@ -132,16 +132,17 @@ def export(
     from ds_distill.export.onnx_model import check_installed
 
     check_installed()
-    from ds_distill.export.student import RECORD, export_student
-    from ds_distill.reporting.result_tables import export_table
+    from ds_distill.export.student import RECORD, export_student, export_table
+    from ds_distill.records import read_results
 
+    if task is None and run is not None and recipe is None:
+        task = read_results(run / "results.json")["task"]
     target = output or model / "onnx"
     found = export_student(
         model,
         target,
         loaded,
         task,
-        run=run if recipe is None else None,
         split=split,
         int8=int8,
         max_loss=max_loss,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ds_distill.errors import UserError, first_line
 from ds_distill.models.encoder import logits_at_rows
 from ds_distill.views import PaddedView
-
-AXES = ("batch", "length")
-"""Names of the sizes that are free in an exported file."""
 
 _MOST_BYTES = 2**31 - 2**20
 """Of one file: protobuf's limit, less the graph."""
@@ -53,14 +49,12 @@ def make_program(model: PreTrainedModel, inputs: list[str]) -> Any:
     sample["attention_mask"][1, 6:] = 0
     try:
         with _quiet():
-            made = OnnxExporter().export(model, sample, config=OnnxConfig(dynamic=True))
+            return OnnxExporter().export(model, sample, config=OnnxConfig(dynamic=True)).program
     except Exception as error:  # of the exporter and of torch, each with its own types
         raise UserError(
             f"{type(model).__name__} cannot be exported to ONNX by transformers' exporter: "
             f"{first_line(error)}"
         ) from error
-    _name_axes(made.program)
-    return made.program
 
 
 def quantised(program: Any) -> Any:
@@ -88,30 +82,6 @@ def save(program: Any, file: Path) -> None:
     )
     large = weights > _MOST_BYTES
     onnx_ir.save(program, str(file), external_data=f"{file.name}.data" if large else None)
-
-
-def _name_axes(program: Any) -> None:
-    """Give the free sizes their names, in place of those of torch's symbols."""
-    import onnx_ir
-
-    graph = program.graph
-    # Inputs that need not be of one size have symbols of their own: a mask may be broadcast.
-    names = {
-        str(size): name
-        for value in graph.inputs
-        for size, name in zip(value.shape, AXES, strict=True)
-    }
-    pattern = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
-
-    def named(size: Any) -> Any:
-        if isinstance(size, int):
-            return size
-        return onnx_ir.SymbolicDim(pattern.sub(lambda found: names[found[0]], str(size)))
-
-    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
-    for value in values:
-        if value.shape is not None:
-            value.shape = onnx_ir.Shape([named(size) for size in value.shape])
 
 
 @contextmanager

@@ -17,45 +17,34 @@ from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator
 from ds_distill.data.schedule import plan_once
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.scores import difference
 from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
-from ds_distill.files import new_folder, read_json, write_json, write_text
+from ds_distill.files import new_folder, write_json, write_text
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import MASKED_LM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.reporting.result_tables import PYTORCH, TITLE, card_section
-from ds_distill.reporting.results import interval_as
+from ds_distill.reporting.result_tables import difference_cell, wide_note
+from ds_distill.reporting.results import interval_as, task_metric_of
 from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
 from ds_distill.run.execute import execute
-from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import inference_collator
 from ds_distill.run.inputs import describe_environment
-from ds_distill.run.publish import write_report
 from ds_distill.run.run import Run
 from ds_distill.run.speed import measure
+from ds_distill.tables import Cell, Table
 from ds_distill.tasks.kind import PredictInputs
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView
 
-FP32, INT8 = "model.onnx", "model_int8.onnx"
+FP32, INT8, PYTORCH = "model.onnx", "model_int8.onnx", "PyTorch"
 RECORD = "export.json"
 """In the exported folder: what was compared, and how it came out."""
-CARD = "README.md"
-_TOKENIZER = (
-    "tokenizer",
-    "vocab",
-    "merges",
-    "special_tokens_map",
-    "spiece",
-    "spm",
-    "sentencepiece",
-)
-"""How the names of a tokenizer's files begin."""
 
 TOLERANCE = 1e-3
 """Between logits of PyTorch and of the fp32 file, as a part of the largest one, or of 1: rounding
@@ -73,26 +62,22 @@ def export_student(
     recipe: Recipe,
     task: str | None,
     *,
-    run: Path | None,
     split: str,
     int8: bool,
     max_loss: float,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write a student's ONNX files, tokenizer and configuration to `output`. Returns what
-    `export.json` says there.
+    """Write a student's ONNX files, tokenizer and configuration to `output`, with a card. Returns
+    what `export.json` says there.
 
-    student: the model's folder. recipe, task: whose data judge; task None: the run's, or the only
-        one. run: the student's; its results and report get the comparison. max_loss: as of
-        `loses`.
+    student: the model's folder. recipe, task: whose data judge; task None: the only one. max_loss:
+        as of `loses`.
 
     Raises UserError, and writes nothing, where a file predicts otherwise than it may.
     """
     if output.exists() and not (output / RECORD).is_file():
         raise UserError(f"{output}: exists, and is no export. Name another folder: --output.")
-    folder = RunFolder(run) if run is not None and RunFolder(run).results.is_file() else None
-    results = read_json(folder.results) if folder is not None else {}
-    judging = evaluation_recipe(recipe, task or results.get("task"), str(student), split)
+    judging = evaluation_recipe(recipe, task, str(student), split)
     [settings] = judging.tasks_by_name.values()
     if TASKS[settings.type].heads[0] == MASKED_LM:
         raise UserError(
@@ -103,20 +88,46 @@ def export_student(
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as scratch, new_folder(output) as made:
         [judged] = execute(judging, Path(scratch) / "run", first=0).values()
         found = _compared(judged, made, split, int8, max_loss, progress)
-        for file in student.iterdir():
-            if file.name == "config.json" or file.name.startswith(_TOKENIZER):
-                shutil.copy(file, made / file.name)
+        shutil.copy(student / "config.json", made)
+        load_tokenizer(str(student), None).save_pretrained(made)
         write_json(made / RECORD, found)
-        section = card_section(found)
-        write_text(made / CARD, section)
-    if output.parent.resolve() == student.resolve() and (student / CARD).is_file():
-        card, _, _ = (student / CARD).read_text(encoding="utf-8").partition(TITLE)
-        write_text(student / CARD, f"{card.rstrip()}\n\n{section}")
-    if folder is not None:
-        results["exported"] = found
-        write_json(folder.results, results)
-        write_report(recipe, folder, results)
+        table, file = export_table(found), list(found["files"])[-1]
+        usage = _USAGE.format(file=file)
+        write_text(made / "README.md", "\n".join([table.markdown(), "", *table.notes, "", usage]))
     return found
+
+
+_USAGE = """Run in the folder of these files; PyTorch is not needed:
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
+inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
+outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})
+```
+"""
+
+
+def export_table(found: dict[str, Any]) -> Table:
+    """The files beside PyTorch; found: the content of export.json."""
+    metric, first = task_metric_of(found), found[PYTORCH]
+    heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
+    score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
+    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, ""]]
+    for name, one in found["files"].items():
+        score, apart = metric.shown_as(one["score"]), difference_cell(metric, one, first["score"])
+        size, milliseconds = f"{one['bytes'] / 1e6:.1f}", f"{one['milliseconds']:.3g}"
+        rows.append([name, score, apart, size, milliseconds, f"{one['logits']['largest']:.2g}"])
+    texts = found["files"][FP32]["logits"]["texts"]
+    note = (
+        f"On {found['examples']:,} examples of {found['split']}, with 95% intervals; *: beyond "
+        f"chance. Time: the median for one text of {found['length']} tokens, {found['threads']} "
+        f"CPU thread(s). Logits on {texts:,} texts."
+    )
+    return Table("", heads, rows, [note, *wide_note(metric, rows)])
 
 
 def _compared(

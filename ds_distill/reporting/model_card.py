@@ -17,6 +17,7 @@ from ds_distill.recipe.data import Data, SplitFrom, source_of
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.recipe.tasks import TASKS, TaskSettings
+from ds_distill.recipe.text import one_line
 from ds_distill.records import EvaluationRecord
 from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.results import (
@@ -207,16 +208,11 @@ def _how_it_was_made(
 
 def _start(student: Student) -> str:
     """What the student is before any training."""
-    model = _model(student.model)
-    layers = f"layers {student.layers}" if student.layers else ""
-    if student.config is None:
-        return f"Starts from {model}{f', {layers}' if layers else ''}"
-    sizes = student.config.model_dump(exclude_none=True)
-    of_its_own = ", ".join(f"{key} {size}" for key, size in sizes.items()) or "the same sizes"
-    if student.is_random:
-        return f"Starts from random weights, as {model} with {of_its_own}"
-    of = layers or "its first layers"
-    return f"Starts from parts of the weights of {model}: {of_its_own}, {of}"
+    keys = {"layers", "config", "start"}
+    given = student.model_dump(mode="json", include=keys, exclude_none=True)
+    how = f", {one_line(given)[1:-1]}" if given else ""
+    weights = "random weights, as " if student.is_random else ""
+    return f"Starts from {weights}{_model(student.model)}{how}"
 
 
 def _model(reference: str) -> str:

@@ -19,7 +19,6 @@ from ds_distill.reporting.result_tables import (
     confusions,
     difference_cell,
     evaluation_tables,
-    export_table,
     f1_table,
     judged_model,
     pairs_table,
@@ -262,10 +261,6 @@ def _of_phases(results: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("Teachers before a student learnt from them", [_teachers(scores)])
     yield Section("Which examples were used for what", [_uses(results["uses"])])
     yield Section("What it took", [_cost(results), *map(Text, _about_caches(results))])
-    if "exported" in results:
-        note = Text("From export.json.", "soft")
-        table = export_table(results["exported"])
-        yield Section("The student as exported files", [table, note])
 
 
 def _expansions(records: Sequence[Expansion]) -> Table:

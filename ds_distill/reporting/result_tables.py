@@ -390,55 +390,6 @@ def share(part: float | None, whole: float = 1) -> str:
     return "none" if part is None or not whole else f"{part / whole:.1%}"
 
 
-PYTORCH = "PyTorch"
-"""Beside the files' names."""
-TITLE = "## ONNX\n"
-"""Of the model card's section."""
-
-
-def export_table(found: dict[str, Any]) -> Table:
-    """The files beside PyTorch; found: `exported` of results.json, the content of export.json."""
-    metric = task_metric_of(found)
-    first, split = found[PYTORCH], found["split"]
-    heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
-    score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
-    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, ""]]
-    for name, one in found["files"].items():
-        logits, score = one["logits"], metric.shown_as(one["score"])
-        apart = difference_cell(metric, one, first["score"])
-        size, milliseconds = f"{one['bytes'] / 1e6:.1f}", f"{one['milliseconds']:.3g}"
-        rows.append([name, score, apart, size, milliseconds, f"{logits['largest']:.2g}"])
-    texts = next(iter(found["files"].values()))["logits"]["texts"]
-    note = (
-        f"On {found['examples']:,} examples of {split}, with 95% intervals; *: beyond chance. "
-        f"Time: the median for one text of {found['length']} tokens, {found['threads']} CPU "
-        f"thread(s). Logits on {texts:,} texts."
-    )
-    return Table("", heads, rows, [note, *wide_note(metric, rows)])
-
-
-def card_section(found: dict[str, Any]) -> str:
-    """Of a model card, in Markdown: how the files compare, and how to run them."""
-    table = export_table(found)
-    smallest = list(found["files"])[-1]
-    usage = _USAGE.format(file=smallest)
-    return "\n".join([TITLE, table.markdown(), "", *table.notes, "", usage])
-
-
-_USAGE = """Run in the folder of these files; PyTorch is not needed:
-
-```python
-import onnxruntime
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
-inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
-outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})
-```
-"""
-
-
 _OUTCOMES: dict[Outcome | None, str] = {
     "better": "better than",
     "worse": "worse than",
@@ -474,33 +425,19 @@ def verdict(results: Mapping[str, Any]) -> str:
 def _judgement(record: EvaluationRecord, student: str) -> str:
     """Its score, then what it is compared with, by outcome."""
     metric, models, baseline = task_metric_of(record), record["models"], record["baseline"]
-    own = models[student]
+    own, named = models[student], {told: list[str]() for told in _OUTCOMES.values()}
 
-    def score(model: Mapping[str, Any]) -> str:
-        limits = limits_of(model).removeprefix(" (").removesuffix(")")
-        return metric.shown_as(model[metric.name]) + (f"; {limits}" if limits else "")
+    def add(name: str, model: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+        outcome = outcome_of(metric, interval) if (interval := numbers["interval"]) else None
+        score = f" ({metric.shown_as(model[metric.name])}){limits_of(model)}"
+        named[_OUTCOMES[outcome]].append(name + score)
 
-    compared: list[tuple[str, Mapping[str, Any]]] = []
     if baseline[metric.name] is not None:
-        always = f"always predicting {answer_of(record)} ({score(baseline)})"
-        compared.append((always, own["to_baseline"]))
+        add(f"always predicting {answer_of(record)}", baseline, own["to_baseline"])
     for row in record["comparisons"]:
         if row["student"] == student:
-            other = models[row["other"]]
-            compared.append((f"{other['role']} `{row['other']}` ({score(other)})", row))
-    named: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES.values()}
-    for name, numbers in compared:
-        interval = numbers["interval"]
-        named[_OUTCOMES[outcome_of(metric, interval) if interval else None]].append(name)
-    clauses = [
-        f"{told} {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}"
-        for told, names in named.items()
-        if names
-    ]
-    counted = f"{own['examples']:,} {'questions' if 'windows' in own else 'examples'}"
-    if "tokens" in own:
-        counted = f"{own['tokens']:,} masked tokens"
-    if metric.name == "word_loss":
-        counted = f"{own['hidden_words']:,} hidden words"
-    found = f"{metric.title} {score(own)} on {counted} of {record['split']}"
-    return ", ".join([found, *filter(None, ["; ".join(clauses)])])
+            add(f"{models[row['other']]['role']} `{row['other']}`", models[row["other"]], row)
+    score = f"{metric.title} {metric.shown_as(own[metric.name])}{limits_of(own)}"
+    found = f"{score} on {own['examples']:,} examples of {record['split']}"
+    clauses = "; ".join(f"{told} {', '.join(names)}" for told, names in named.items() if names)
+    return ", ".join(filter(None, [found, clauses]))

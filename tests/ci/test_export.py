@@ -37,7 +37,7 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 ids = numpy.load(sys.argv[2])
 given = {"input_ids": ids, "attention_mask": numpy.ones_like(ids), "token_type_ids": 0 * ids}
 names = [one.name for one in session.get_inputs()]
-assert [one.shape for one in session.get_inputs()] == [["batch", "length"]] * 3, "free sizes, named"
+assert all(isinstance(size, str) for one in session.get_inputs() for size in one.shape), "free"
 [logits] = session.run(None, {name: given[name] for name in names})
 numpy.save(sys.argv[3], logits)
 """

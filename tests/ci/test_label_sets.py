@@ -88,7 +88,7 @@ def test_wherever_its_score_stands_it_says_how_many_labels_a_teacher_knows(run):
     assert "knows" not in record["models"]["gate"]
     of_first = record["models"]["first"]["accuracy"]
     limit = "(knows 2 of 3 labels)"
-    assert f"`first` ({of_first:.1%}; knows 2 of 3 labels)" in verdict(results(run))
+    assert f"`first` ({of_first:.1%}) (knows 2 of 3 labels)" in verdict(results(run))
     [table, *_] = evaluation_tables(record)
     assert [row[0] for row in table.rows[:2]] == [f"first {limit}", f"second {limit}"]
     card = (run / "student" / "README.md").read_text()

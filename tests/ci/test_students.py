@@ -43,7 +43,7 @@ def test_a_random_student_is_trained_evaluated_and_shipped(narrow, tmp_path):
     planned = {model.name: model for model in Planner(recipe, GPUS["l4"], 1).plan().models}
     assert planned["student"].parameters == models["student"]["parameters"]
     card = (folder / "student" / "README.md").read_text()
-    assert "Starts from random weights" in card and "hidden_size 16" in card
+    assert "Starts from random weights" in card and "config: {hidden_size: 16" in card
     assert "base_model" not in card
     code = (
         "import sys, transformers; sys.modules['ds_distill'] = None;"
@@ -77,4 +77,4 @@ def test_a_truncated_student_begins_with_parts_of_its_model(narrow, materials, t
         apart = (weight - start.get_parameter(name)).abs().max()
         assert apart <= 2 * 2 * made["training"]["learning_rate"], name
     card = (folder / "student" / "README.md").read_text()
-    assert "Starts from parts of the weights of" in card and "layers" in card
+    assert "start: truncated" in card and "layers" in card

@@ -96,7 +96,7 @@ def test_an_undefined_score_is_shown_as_one(
         assert "within chance" not in said
     if one is not CONSTANT and other is CONSTANT:
         assert (
-            "not comparable with teacher `bert` (undefined), student `other` (undefined) and "
+            "not comparable with teacher `bert` (undefined), student `other` (undefined), "
             "control `labels` (undefined)." in said
         )
     if one is CONSTANT:
