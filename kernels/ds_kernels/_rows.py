@@ -26,7 +26,6 @@ from ._rows_reference import reference_backward, reference_forward
 from ._shared import (
     accumulator,
     jit,
-    on_its_device,
     register_limit,
     target_options,
     tl,
@@ -202,7 +201,6 @@ def gradient_factor(temperature: float, weight: float, divergence: int) -> float
     return weight if divergence == MSE else weight * temperature
 
 
-@on_its_device
 def forward_rows(
     student: Tensor,
     teacher: Tensor,
@@ -255,18 +253,18 @@ def forward_rows(
     return losses, stats
 
 
-@on_its_device
 def backward_rows(
     upstream: Tensor,
-    student: Tensor,
-    teacher: Tensor,
     losses: Tensor,
     stats: Tensor,
+    student: Tensor,
+    teacher: Tensor,
     rows: Tensor | None,
     temperature: float,
     weight: float,
+    tolerance: float,
     divergence: int,
-) -> Tensor:
+) -> list[Tensor]:
     """The gradient [N, V] of the student logits. losses and stats: as `forward_rows` gave them for
     these rows."""
     inverse_t, factor = 1.0 / temperature, gradient_factor(temperature, weight, divergence)
@@ -288,4 +286,4 @@ def backward_rows(
             EXACT=student.element_size() > 2, ROWS=kind,
             num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
-    return gradient
+    return [gradient]

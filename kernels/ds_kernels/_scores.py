@@ -25,7 +25,6 @@ from ._shared import (
     empty_like_heads,
     jit,
     note_path,
-    on_its_device,
     register_limit,
     target_options,
     tl,
@@ -204,7 +203,6 @@ def _backward_kernel(
     tl.store(target, total.to(gradient.dtype.element_ty), mask=inside)
 
 
-@on_its_device
 def forward_scores(
     query_s: Tensor,
     key_s: Tensor,
@@ -215,6 +213,7 @@ def forward_scores(
     scale_t: float,
     weight: float,
     tolerance: float,
+    symmetric: bool,
 ) -> tuple[Tensor, Tensor]:
     """Row losses [B, A, S] and both log-sum-exps [2, B, A, S]."""
     acc = accumulator(query_s, query_t)
@@ -241,52 +240,49 @@ def forward_scores(
     return losses, stats
 
 
-@on_its_device
 def backward_scores(
     upstream: Tensor,
+    losses: Tensor,
+    stats: Tensor,
     query_s: Tensor,
     key_s: Tensor,
     query_t: Tensor,
     key_t: Tensor,
     valid: Tensor | None,
-    losses: Tensor,
-    stats: Tensor,
     scale_s: float,
     scale_t: float,
     weight: float,
+    tolerance: float,
     symmetric: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of query_s and key_s; or their sum, twice, where they are one tensor."""
+) -> list[Tensor]:
+    """Gradients of query_s and key_s; or their sum, where they are one tensor."""
     batch, heads, length, _ = query_s.shape
     device = query_s.device
     if valid is None:
         valid = torch.ones(batch, length, dtype=torch.bool, device=device)
     scale = torch.where(above_tolerance(losses), upstream * weight, 0)
-    query_gradient = empty_like_heads(query_s)
-    key_gradient = query_gradient if symmetric else empty_like_heads(key_s)
+    gradients = [empty_like_heads(x) for x in ([query_s] if symmetric else [query_s, key_s])]
     if not losses.numel():
-        return query_gradient, key_gradient
+        return gradients
     if not _runs_triton(query_s, stats.dtype):
         student, teacher = (query_s, key_s, scale_s), (query_t, key_t, scale_t)
         sums = reference_backward(student, teacher, valid, scale, stats, symmetric)
-        return query_gradient.copy_(sums[0]), key_gradient.copy_(sums[1])
+        return [made.copy_(of) for made, of in zip(gradients, sums, strict=False)]
     # Taken out, so that float16 slopes do not underflow where the loss is a mean.
     largest = scale.abs().amax()
     largest = torch.where(largest == 0, 1, largest)
     ratio, valid, ends = scale / largest, valid.contiguous(), _ends(valid)
     launch, grid, blocks = _launch(query_s, query_t)
-    rows = (query_s, key_s, query_t, key_t)
-    passes = [(SYMMETRIC if symmetric else BY_ROWS, rows, query_gradient)]
-    if not symmetric:
-        passes.append((BY_COLUMNS, (key_s, query_s, key_t, query_t), key_gradient))
-    for mode, tensors, gradient in passes:
+    modes = [SYMMETRIC] if symmetric else [BY_ROWS, BY_COLUMNS]
+    orders = (query_s, key_s, query_t, key_t), (key_s, query_s, key_t, query_t)
+    for mode, tensors, gradient in zip(modes, orders, gradients, strict=False):
         _backward_kernel[grid](
             ratio, largest, *tensors, valid, ends, stats, gradient,
             *(tensor.stride()[:3] for tensor in tensors),
             gradient.stride()[:3], heads, length, blocks, losses.numel(), scale_s, scale_t,
             MODE=mode, **launch,
         )  # fmt: skip
-    return query_gradient, key_gradient
+    return gradients
 
 
 def _runs_triton(query: Tensor, acc: torch.dtype) -> bool:

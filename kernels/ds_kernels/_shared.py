@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ except ImportError:  # torch's CPU wheel does not bring Triton
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 REDUCTIONS = ("none", "sum", "mean")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-P = ParamSpec("P")
-R = TypeVar("R")
 _path = "none"
 
 
@@ -47,20 +45,6 @@ def use_triton(tensor: Tensor) -> bool:
 def note_path(path: str) -> None:
     global _path
     _path = path
-
-
-def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
-    """Launches go to the GPU of the first argument's tensors, which need not be the current one."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        first: Any = args[0] if isinstance(args[0], Tensor) else args[0][0]  # type: ignore[index]
-        if not first.is_cuda:
-            return function(*args, **kwargs)
-        with torch.cuda.device(first.device):
-            return function(*args, **kwargs)
-
-    return call
 
 
 def last_path() -> str:
@@ -280,10 +264,75 @@ def register_limit(most: int) -> dict[str, int]:
     return {"maxnreg": most} if torch.version.hip is None else {}
 
 
-def forbid_double_backward(op: Any, name: str) -> None:
-    """Register an autograd formula on a backward op that raises, naming the public function."""
+def differentiable(
+    name: str,
+    forward: Callable[..., tuple[Tensor, ...]],
+    backward: Callable[..., list[Tensor]],
+    *,
+    outputs: Callable[..., tuple[Tensor, ...]],
+    gradients: Callable[..., list[Tensor]],
+    tensors: int,
+    kept: Callable[..., tuple[Any, ...]] = lambda *inputs: inputs,
+) -> Callable[..., Any]:
+    """The op `ds_kernels::NAME` with a gradient, and a second op for that: so torch.compile takes
+    them as they are. The schemas are those of the annotations.
 
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(f"ds_kernels.{name}: second derivatives are not implemented")
+    forward: (tensors or lists of them, options) -> losses, and what the backward pass needs.
+    backward: (gradient of the losses, outputs, inputs) -> gradients of the first tensors.
+    outputs, gradients: what both return, not filled.
+    tensors: how many of the inputs are tensors or lists of them: the first.
+    kept: the inputs -> those that the backward pass gets.
+    """
+    op = _op(name, forward, outputs)
+    of_gradients = _op(f"{name}_backward", backward, gradients)
 
-    op.register_autograd(backward)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        given = kept(*inputs)
+        ctx.sizes = [len(x) if isinstance(x, list | tuple) else 0 for x in given[:tensors]]
+        parts = [x if size else [x] for x, size in zip(given, ctx.sizes, strict=False)]
+        ctx.save_for_backward(*(x for part in parts for x in part), *output)
+        ctx.options = given[tensors:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # no zeros of the size of what the backward pass needs
+
+    def parted(ctx: Any, flat: Sequence[Any]) -> list[Any]:
+        """One for each input, a list for a list."""
+        each = iter(flat)
+        return [[next(each) for _ in range(size)] if size else next(each) for size in ctx.sizes]
+
+    def autograd(ctx: Any, upstream: Tensor | None, *_: None) -> tuple[Any, ...]:
+        count = sum(size or 1 for size in ctx.sizes)
+        inputs, made = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        flat: list[Tensor | None] = [None] * count
+        if upstream is not None:
+            found = of_gradients(upstream, *made, *parted(ctx, inputs), *ctx.options)
+            for number, gradient in enumerate(found):
+                flat[number] = None if inputs[number] is None else gradient
+        return (*parted(ctx, flat), *[None] * len(ctx.options))
+
+    def no_second(ctx: Any, *grads: Any) -> None:
+        raise RuntimeError(f"ds_kernels::{name}: second derivatives are not implemented")
+
+    op.register_autograd(autograd, setup_context=setup_context)
+    of_gradients.register_autograd(no_second)
+    return op
+
+
+def _op(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def on_its_device(first: Any, *rest: Any) -> Any:
+        """Launches go to the GPU of the first tensor, which need not be the current one."""
+        with torch.cuda.device_of(first if isinstance(first, Tensor) else first[0]):
+            return function(first, *rest)
+
+    schema = torch.library.infer_schema(function, mutates_args=())
+    op = torch.library.custom_op(
+        f"ds_kernels::{name}", on_its_device, mutates_args=(), schema=schema
+    )
+    op.register_fake(fake)
+    return op
+
+
+def like_student(upstream: Tensor, losses: Tensor, stats: Tensor, student: Tensor, *_: Any) -> Any:
+    """The gradient of logits [N, V], not filled."""
+    return [torch.empty(student.shape, dtype=student.dtype, device=student.device)]

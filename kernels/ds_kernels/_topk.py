@@ -26,7 +26,6 @@ from ._divergences import (
 from ._shared import (
     accumulator,
     jit,
-    on_its_device,
     target_options,
     tl,
     use_triton,
@@ -255,7 +254,6 @@ def _entries_backward_kernel(
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
 
 
-@on_its_device
 def forward_topk(
     student: Tensor,
     log_probs: Tensor,
@@ -293,19 +291,19 @@ def forward_topk(
     return losses, stats
 
 
-@on_its_device
 def backward_topk(
     upstream: Tensor,
+    losses: Tensor,
+    stats: Tensor,
     student: Tensor,
     log_probs: Tensor,
     ids: Tensor,
     tail: Tensor,
-    losses: Tensor,
-    stats: Tensor,
     rows: Tensor | None,
     temperature: float,
     weight: float,
-) -> Tensor:
+    tolerance: float,
+) -> list[Tensor]:
     """The gradient [N, V] of the student logits. losses and stats: as `forward_topk` gave them for
     these rows."""
     inverse_t, factor = 1.0 / temperature, weight * temperature
@@ -330,7 +328,7 @@ def backward_topk(
             *shared, width, **sizes, **walk(student, columns, block), num_warps=warps
         )
         _entries_backward_kernel[(number,)](*shared, **sizes, num_warps=1)
-    return gradient
+    return [gradient]
 
 
 def _padded(num_entries: int) -> int:

@@ -14,8 +14,8 @@ from ._shared import (
     accumulator,
     check_options,
     check_range,
+    differentiable,
     empty_like_heads,
-    forbid_double_backward,
     reduce_losses,
     refuse_transforms,
 )
@@ -64,68 +64,22 @@ def contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.shape[2] * x.stride(2) < 2**31 else x.contiguous()
 
 
-def _backward(
-    upstream: Tensor,
-    query_s: Tensor,
-    key_s: Tensor,
-    query_t: Tensor,
-    key_t: Tensor,
-    valid: Tensor | None,
-    losses: Tensor,
-    stats: Tensor,
-    scale_s: float,
-    scale_t: float,
-    weight: float,
-) -> tuple[Tensor, Tensor]:
-    return backward_scores(
-        upstream, query_s, key_s, query_t, key_t, valid, losses, stats,
-        scale_s, scale_t, weight, symmetric=False,
-    )  # fmt: skip
-
-
-_forward_op = torch.library.custom_op(
-    "ds_kernels::attention_kl",
-    forward_scores,
-    mutates_args=(),
-    schema="(Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, Tensor? valid, "
-    "float scale_s, float scale_t, float weight, float tolerance) -> (Tensor, Tensor)",
-)
-_backward_op = torch.library.custom_op(
-    "ds_kernels::attention_kl_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor upstream, Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, "
-    "Tensor? valid, Tensor losses, Tensor stats, "
-    "float scale_s, float scale_t, float weight) -> (Tensor, Tensor)",
-)
-
-
-@_forward_op.register_fake
-def _(query_s: Tensor, key_s: Tensor, query_t: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def _outputs(query_s: Tensor, _: Tensor, query_t: Tensor, *__: Any) -> tuple[Tensor, Tensor]:
     acc, shape = accumulator(query_s, query_t), query_s.shape[:3]
     return query_s.new_empty(shape, dtype=acc), query_s.new_empty((2, *shape), dtype=acc)
 
 
-@_backward_op.register_fake
-def _(upstream: Tensor, query_s: Tensor, key_s: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return empty_like_heads(query_s), empty_like_heads(key_s)
+def _gradients(
+    upstream: Tensor, losses: Tensor, stats: Tensor, query_s: Tensor, key_s: Tensor, *rest: Any
+) -> list[Tensor]:
+    symmetric = rest[-1]
+    return [empty_like_heads(x) for x in ([query_s] if symmetric else [query_s, key_s])]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.options = inputs[5:8]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
-
-
-def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 9
-    return (*_backward_op(upstream, *ctx.saved_tensors, *ctx.options), *[None] * 7)
-
-
-_forward_op.register_autograd(_autograd, setup_context=_setup_context)
-forbid_double_backward(_backward_op, "attention_kl")
+scores_op = differentiable(
+    "attention_kl", forward_scores, backward_scores, outputs=_outputs, gradients=_gradients,
+    tensors=5,
+)  # fmt: skip
 
 
 def _check_inputs(
@@ -205,5 +159,5 @@ def attention_kl(
     valid = valid_positions(op, mask, batch, length, student_query.device)
     tensors = (student_query, student_key, teacher_query.detach(), teacher_key.detach())
     scales = _scale(student_scale, student_query), _scale(teacher_scale, teacher_query)
-    losses, _ = _forward_op(*map(contiguous_rows, tensors), valid, *scales, weight, tolerance)
+    losses, _ = scores_op(*map(contiguous_rows, tensors), valid, *scales, weight, tolerance, False)
     return reduce_losses(losses, valid, batch * length, reduction, heads)

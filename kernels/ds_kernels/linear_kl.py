@@ -12,6 +12,7 @@ keep a head that ZeRO stage 3 gathered whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ from ._shared import (
     accumulator,
     check_options,
     check_pair,
+    differentiable,
     flat_rows,
-    forbid_double_backward,
     reduce_rows,
     refuse_transforms,
     row_indices,
@@ -72,20 +73,27 @@ def _divergence_rows(
 
 def _forward(
     student_hidden: Tensor,
-    student_weight: Tensor,
+    of_weight: Tensor,
     student_bias: Tensor | None,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    teacher_bias: Tensor | None,
+    student_weight: Tensor,
     rows: Tensor | None,
-    slot: Tensor | None,
+    teacher_hidden: Tensor | None,
+    teacher_weight: Tensor | None,
+    teacher_bias: Tensor | None,
     entries: int,
     temperature: float,
     weight: float,
     tolerance: float,
     divergence: int,
+    wanted: Sequence[bool],
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Losses [n], and the derivatives by the logits where they are kept.
+
+    of_weight: what gets the weight's gradient: itself, or its slot.
+    wanted: which of the first three get one.
+    """
+    assert teacher_hidden is not None and teacher_weight is not None
     use_triton(student_hidden)
     device = student_hidden.device
     num_counted = (student_hidden if rows is None else rows).shape[0]
@@ -103,12 +111,25 @@ def _forward(
     return losses, unit
 
 
+def _outputs(
+    student_hidden: Tensor, of_weight: Tensor, bias: Tensor | None, weight: Tensor,
+    rows: Tensor | None, teacher_hidden: Tensor, *rest: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    entries, keep = rest[2], rest[-1]
+    num_counted = (student_hidden if rows is None else rows).shape[0]
+    losses = student_hidden.new_empty(
+        num_counted, dtype=accumulator(student_hidden, teacher_hidden)
+    )
+    return losses, buffer(student_hidden, num_counted if keep else 0, entries)
+
+
 def _backward(
-    upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
-    student_bias: Tensor | None, teacher_hidden: Tensor | None, teacher_weight: Tensor | None,
-    teacher_bias: Tensor | None, rows: Tensor | None, losses: Tensor, unit: Tensor,
-    entries: int, temperature: float, weight: float, divergence: int, wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    upstream: Tensor, losses: Tensor, unit: Tensor, student_hidden: Tensor, of_weight: Tensor,
+    student_bias: Tensor | None, student_weight: Tensor, rows: Tensor | None,
+    teacher_hidden: Tensor | None, teacher_weight: Tensor | None, teacher_bias: Tensor | None,
+    entries: int, temperature: float, weight: float, tolerance: float, divergence: int,
+    wanted: Sequence[bool], keep: bool,
+) -> list[Tensor]:  # fmt: skip
     use_triton(student_hidden)
     device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
     refuse_released("linear_kl", student=student_weight, teacher=teacher_weight)
@@ -116,20 +137,18 @@ def _backward(
     scale = torch.where(above_tolerance(losses), upstream * factor, 0)
     ratio, largest = parted(scale, dtype)
     num_counted = scale.shape[0]
-    grad_hidden = torch.zeros_like(student_hidden) if wanted[0] else student_hidden.new_empty(0)
-    grad_weight = student_weight.new_empty(0)
-    grad_bias = student_weight.new_empty(0)
-    is_stored = teacher_hidden is None
-    spans = [(0, num_counted)] if is_stored else list(chunks(num_counted, entries, device))
+    grad_hidden, grad_weight, grad_bias = (student_hidden.new_empty(0) for _ in range(3))
+    if wanted[0]:
+        grad_hidden = torch.zeros_like(student_hidden)
+    spans = [(0, num_counted)] if keep else list(chunks(num_counted, entries, device))
     sum_weight: Tensor | None = None
     sum_bias = torch.zeros(entries, dtype=acc, device=device) if wanted[2] else None
     with torch.autocast(device.type, enabled=False):
         for start, end in spans:
             hidden = take(student_hidden, rows, start, end)
-            if is_stored:
+            if teacher_hidden is None or teacher_weight is None:
                 part = unit[:, :entries]
             else:
-                assert teacher_hidden is not None and teacher_weight is not None
                 part = buffer(student_hidden, end - start, entries)[:, :entries]
                 _divergence_rows(
                     hidden, student_weight, student_bias,
@@ -151,81 +170,28 @@ def _backward(
             grad_weight = unscaled(sum_weight, largest, student_weight)
         if sum_bias is not None and student_bias is not None:
             grad_bias = unscaled(sum_bias, largest, student_bias)
-    return grad_hidden, grad_weight, grad_bias
+    return [grad_hidden, grad_weight, grad_bias]
 
 
-_forward_op = torch.library.custom_op(
-    "ds_kernels::linear_kl",
-    _forward,
-    mutates_args=(),
-    schema="(Tensor student_hidden, Tensor student_weight, Tensor? student_bias, "
-    "Tensor teacher_hidden, Tensor teacher_weight, Tensor? teacher_bias, Tensor? rows, "
-    "Tensor? slot, int entries, float temperature, float weight, float tolerance, "
-    "int divergence, bool keep) "
-    "-> (Tensor, Tensor)",
+def _gradients(
+    upstream: Tensor, losses: Tensor, unit: Tensor, hidden: Tensor, of_weight: Tensor,
+    bias: Tensor | None, weight: Tensor, *rest: Any,
+) -> list[Tensor]:  # fmt: skip
+    given = zip((hidden, weight, bias), rest[-2], strict=True)
+    return [
+        torch.empty_like(x) if want and x is not None else hidden.new_empty(0) for x, want in given
+    ]
+
+
+def _kept(*inputs: Any) -> tuple[Any, ...]:
+    """The very tensors passed in, so that ZeRO stage 3 refills them before the backward pass; the
+    teacher's only where they are needed again."""
+    return (*inputs[:5], None, None, None, *inputs[8:]) if inputs[-1] else inputs
+
+
+_op = differentiable(
+    "linear_kl", _forward, _backward, outputs=_outputs, gradients=_gradients, tensors=8, kept=_kept
 )
-_backward_op = torch.library.custom_op(
-    "ds_kernels::linear_kl_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor upstream, Tensor student_hidden, Tensor student_weight, "
-    "Tensor? student_bias, Tensor? teacher_hidden, Tensor? teacher_weight, "
-    "Tensor? teacher_bias, Tensor? rows, Tensor losses, Tensor unit, int entries, "
-    "float temperature, float weight, int divergence, bool[] wanted) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@_forward_op.register_fake
-def _(
-    student_hidden: Tensor, student_weight: Tensor, student_bias: Tensor | None,
-    teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Tensor | None,
-    rows: Tensor | None, slot: Tensor | None, entries: int, *args: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    num_counted = (student_hidden if rows is None else rows).shape[0]
-    acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
-    losses = student_hidden.new_empty(num_counted, dtype=acc)
-    return losses, buffer(student_hidden, num_counted if keep else 0, entries)
-
-
-@_backward_op.register_fake
-def _(
-    upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
-    student_bias: Tensor | None, *args: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    hidden, weight, bias = args[-1]
-    nothing = student_weight.new_empty(0)
-    return (
-        torch.empty_like(student_hidden) if hidden else student_hidden.new_empty(0),
-        torch.empty_like(student_weight) if weight else nothing,
-        torch.empty_like(student_bias) if bias and student_bias is not None else nothing.clone(),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    student, teacher, rows = inputs[:3], inputs[3:6], inputs[6]
-    entries, temperature, weight, _, divergence, keep = inputs[8:]
-    # The very tensors passed in, so that ZeRO stage 3 refills them before the backward pass;
-    # the teacher's only where they are needed again.
-    ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
-    ctx.options = (entries, temperature, weight, divergence)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the stored derivatives
-
-
-def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 14
-    wanted = list(ctx.needs_input_grad[:3])
-    gradients = _backward_op(upstream, *ctx.saved_tensors, *ctx.options, wanted)
-    hidden, weight, bias = (g if want else None for g, want in zip(gradients, wanted, strict=True))
-    of_slot = None
-    if ctx.needs_input_grad[7]:
-        weight, of_slot = None, weight
-    return hidden, weight, bias, *[None] * 4, of_slot, *[None] * 6
-
-
-_forward_op.register_autograd(_autograd, setup_context=_setup_context)
-forbid_double_backward(_backward_op, "linear_kl")
 
 
 def _linear(
@@ -247,7 +213,7 @@ def _linear(
     cast = cast_of(student[0].device.type)
     lead = student[0].shape[:-1]
     own = checked_model(op, "student", student, cast)
-    parts = [*own, *checked_model(op, "teacher", teacher, cast)]
+    taught = checked_model(op, "teacher", teacher, cast)
     sizes = student[1].shape[0], teacher[1].shape[0]
     if entries is None and sizes[0] != sizes[1]:
         raise ValueError(
@@ -263,11 +229,12 @@ def _linear(
     if rows is not None and rows.dtype == torch.bool:
         rows = row_indices(rows, lead.numel(), rows.device)
     num_counted = lead.numel() if rows is None else rows.shape[0]
-    differentiable = [t for t in student if t is not None and t.requires_grad]
-    needs = torch.is_grad_enabled() and len(differentiable) > 0  # torch.compile traces no bool()
-    keep = needs and keeps(num_counted, compared, own[0])
-    options = (temperature, weight, tolerance, divergence)
-    losses, _ = _forward_op(*parts, rows, slot, compared, *options, keep)
+    # torch.compile traces no bool() of a tensor.
+    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in student]
+    keep = any(wanted) and keeps(num_counted, compared, own[0])
+    into = own[1] if slot is None or not (slot.requires_grad and wanted[1]) else slot
+    options = (compared, temperature, weight, tolerance, divergence, wanted, keep)
+    losses, _ = _op(own[0], into, own[2], own[1], rows, *taught, *options)
     return reduce_rows(losses, rows, lead, reduction)
 
 

@@ -15,11 +15,10 @@ from ._shared import (
     accumulator,
     check_options,
     check_pair,
+    differentiable,
     flat_rows,
-    forbid_double_backward,
     hinge,
     jit,
-    on_its_device,
     reduce_rows,
     refuse_transforms,
     row_indices,
@@ -222,7 +221,22 @@ def _listed_shape(rows: Tensor | None, num_rows: int) -> tuple[int, ...]:
     return (2, num_rows) if _is_list(rows) else (0,)
 
 
-@on_its_device
+def _outputs(
+    students: Sequence[Tensor], teachers: Sequence[Tensor], rows: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    acc, first = accumulator(*students, *teachers), students[0]
+    shape = (len(students), programs(rows, first.shape[0])[0])
+    listed = first.new_empty(_listed_shape(rows, first.shape[0]), dtype=torch.int32)
+    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), listed
+
+
+def _gradients(
+    upstream: Tensor, losses: Tensor, stats: Tensor, listed: Tensor, students: Sequence[Tensor],
+    *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
+
+
 def _forward(
     students: Sequence[Tensor],
     teachers: Sequence[Tensor],
@@ -234,12 +248,9 @@ def _forward(
     [3, L, n], and where the rows stand in the list."""
     if not use_triton(students[0]):
         return _reference_forward(students, teachers, rows, weight, tolerance)
-    acc, first = accumulator(*students, *teachers), students[0]
-    num_rows, width = first.shape
+    losses, stats, listed = _outputs(students, teachers, rows)
+    num_rows, width = students[0].shape
     number, kind = programs(rows, num_rows)
-    losses = torch.empty(len(students), number, dtype=acc, device=first.device)
-    stats = torch.empty(3, len(students), number, dtype=acc, device=first.device)
-    listed = torch.empty(_listed_shape(rows, num_rows), dtype=torch.int32, device=first.device)
     if len(listed):
         listed[0].zero_()
     columns = granule(*students, *teachers)
@@ -250,25 +261,26 @@ def _forward(
             losses, stats, listed, students[0].stride(0), teachers[0].stride(0),
             num_rows, weight, tolerance,
             D=width, **walk(students[0], columns, block), LAYERS=len(students),
-            ROWS=kind, num_warps=warps, **target_options(acc),
+            ROWS=kind, num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return losses, stats, listed
 
 
-@on_its_device
 def _backward(
     upstream: Tensor,
-    students: Sequence[Tensor],
-    teachers: Sequence[Tensor],
     losses: Tensor,
     stats: Tensor,
     listed: Tensor,
+    students: Sequence[Tensor],
+    teachers: Sequence[Tensor],
+    rows: Tensor | None,
     weight: float,
+    tolerance: float,
 ) -> list[Tensor]:
     if not use_triton(students[0]):
         return _reference_backward(upstream, students, teachers, losses, stats, listed, weight)
     num_rows, width = students[0].shape
-    gradients = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
+    gradients = _gradients(upstream, losses, stats, listed, students)
     columns = granule(*students, *teachers, *gradients)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     if num_rows:
@@ -282,57 +294,9 @@ def _backward(
     return gradients
 
 
-_forward_op = torch.library.custom_op(
-    "ds_kernels::masked_cosine",
-    _forward,
-    mutates_args=(),
-    schema="(Tensor[] students, Tensor[] teachers, Tensor? rows, float weight, float tolerance) "
-    "-> (Tensor, Tensor, Tensor)",
+_op = differentiable(
+    "masked_cosine", _forward, _backward, outputs=_outputs, gradients=_gradients, tensors=3
 )
-_backward_op = torch.library.custom_op(
-    "ds_kernels::masked_cosine_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor upstream, Tensor[] students, Tensor[] teachers, Tensor losses, "
-    "Tensor stats, Tensor listed, float weight) -> Tensor[]",
-)
-
-
-@_forward_op.register_fake
-def _(
-    students: Sequence[Tensor], teachers: Sequence[Tensor], rows: Tensor | None, *args: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    acc, first = accumulator(*students, *teachers), students[0]
-    shape = (len(students), programs(rows, first.shape[0])[0])
-    listed = first.new_empty(_listed_shape(rows, first.shape[0]), dtype=torch.int32)
-    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), listed
-
-
-@_backward_op.register_fake
-def _(upstream: Tensor, students: Sequence[Tensor], *args: Any) -> list[Tensor]:
-    return [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    students, teachers, _, weight, _ = inputs
-    ctx.save_for_backward(*students, *teachers, *output)
-    ctx.weight, ctx.num_layers = weight, len(students)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
-
-
-def _autograd(ctx: Any, upstream: Tensor | None, *_: None) -> tuple[Any, ...]:
-    nothing: list[None] = [None] * ctx.num_layers
-    if upstream is None:
-        return nothing, nothing, None, None, None
-    *hidden, losses, stats, listed = ctx.saved_tensors
-    students, teachers = hidden[: ctx.num_layers], hidden[ctx.num_layers :]
-    gradients = _backward_op(upstream, students, teachers, losses, stats, listed, ctx.weight)
-    return gradients, nothing, None, None, None
-
-
-_forward_op.register_autograd(_autograd, setup_context=_setup_context)
-forbid_double_backward(_backward_op, "masked_cosine")
 
 
 def _as_rows(layers: Sequence[Tensor]) -> list[Tensor]:
@@ -392,6 +356,6 @@ def masked_cosine(
     lead = students[0].shape[:-1]
     rows = flat_rows(op, mask, lead, students[0].device)
     detached = [teacher.detach() for teacher in teachers]
-    losses, *_ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
+    losses, *_ = _op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
     losses = losses.squeeze(0) if single else losses  # not [0], whose gradient is a tensor of zeros
     return reduce_rows(losses, rows, lead, reduction)

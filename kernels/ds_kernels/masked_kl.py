@@ -15,8 +15,9 @@ from ._shared import (
     check_options,
     check_pair,
     chosen,
+    differentiable,
     flat_rows,
-    forbid_double_backward,
+    like_student,
     note_path,
     reduce_rows,
     refuse_transforms,
@@ -24,51 +25,27 @@ from ._shared import (
     row_stride,
 )
 
-_forward_op = torch.library.custom_op(
-    "ds_kernels::masked_kl",
-    forward_rows,
-    mutates_args=(),
-    schema="(Tensor student, Tensor teacher, Tensor? rows, float temperature, float weight, "
-    "float tolerance, int divergence) -> (Tensor, Tensor)",
-)
-_backward_op = torch.library.custom_op(
-    "ds_kernels::masked_kl_backward",
-    backward_rows,
-    mutates_args=(),
-    schema="(Tensor upstream, Tensor student, Tensor teacher, Tensor losses, Tensor stats, "
-    "Tensor? rows, float temperature, float weight, int divergence) -> Tensor",
-)
+
+def _forward(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    divergence: int,
+) -> tuple[Tensor, Tensor]:
+    return forward_rows(student, teacher, rows, temperature, weight, tolerance, divergence)
 
 
-@_forward_op.register_fake
-def _(student: Tensor, teacher: Tensor, rows: Tensor | None, *args: Any) -> tuple[Tensor, Tensor]:
+def _outputs(student: Tensor, teacher: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     acc, num_rows = accumulator(student, teacher), student.shape[0]
     return student.new_empty(num_rows, dtype=acc), student.new_empty((5, num_rows), dtype=acc)
 
 
-@_backward_op.register_fake
-def _(upstream: Tensor, student: Tensor, *args: Any) -> Tensor:
-    return torch.empty(student.shape, dtype=student.dtype, device=student.device)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    student, teacher, rows, temperature, weight, _, divergence = inputs
-    ctx.save_for_backward(student, teacher, *output, rows)
-    ctx.options = (temperature, weight, divergence)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
-
-
-def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 7
-    gradient = _backward_op(upstream, *ctx.saved_tensors, *ctx.options)
-    return (gradient, None, None, None, None, None, None)
-
-
-_forward_op.register_autograd(_autograd, setup_context=_setup_context)
-forbid_double_backward(_backward_op, "masked_kl")
-
+_op = differentiable(
+    "masked_kl", _forward, backward_rows, outputs=_outputs, gradients=like_student, tensors=3
+)
 
 _FEW = 1 << 16
 """Logits below which launching the kernels takes longer than PyTorch's own operations do."""
@@ -141,7 +118,7 @@ def masked_divergence(
         keep = row_mask(rows, len(student))
         losses = _Plain.apply(student, teacher, keep, temperature, weight, tolerance)
     else:
-        losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
+        losses, _ = _op(student, teacher, rows, temperature, weight, tolerance, divergence)
     return reduce_rows(chosen(losses, rows), rows, lead, reduction)
 
 

@@ -13,58 +13,24 @@ from ._shared import (
     check_options,
     check_range,
     chosen,
+    differentiable,
     flat_rows,
-    forbid_double_backward,
+    like_student,
     reduce_rows,
     refuse_transforms,
     row_stride,
 )
 from ._topk import backward_topk, forward_topk
 
-_forward_op = torch.library.custom_op(
-    "ds_kernels::topk_kl",
-    forward_topk,
-    mutates_args=(),
-    schema="(Tensor student, Tensor log_probs, Tensor ids, Tensor tail, Tensor? rows, "
-    "float temperature, float weight, float tolerance) -> (Tensor, Tensor)",
-)
-_backward_op = torch.library.custom_op(
-    "ds_kernels::topk_kl_backward",
-    backward_topk,
-    mutates_args=(),
-    schema="(Tensor upstream, Tensor student, Tensor log_probs, Tensor ids, Tensor tail, "
-    "Tensor losses, Tensor stats, Tensor? rows, float temperature, float weight) -> Tensor",
-)
 
-
-@_forward_op.register_fake
-def _(student: Tensor, log_probs: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def _outputs(student: Tensor, log_probs: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     acc, num_rows = accumulator(student, log_probs), student.shape[0]
     return student.new_empty(num_rows, dtype=acc), student.new_empty((3, num_rows), dtype=acc)
 
 
-@_backward_op.register_fake
-def _(upstream: Tensor, student: Tensor, *args: Any) -> Tensor:
-    return torch.empty(student.shape, dtype=student.dtype, device=student.device)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    student, log_probs, ids, tail, rows, temperature, weight, _ = inputs
-    ctx.save_for_backward(student, log_probs, ids, tail, *output, rows)
-    ctx.options = (temperature, weight)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the statistics
-
-
-def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 8
-    gradient = _backward_op(upstream, *ctx.saved_tensors, *ctx.options)
-    return (gradient, None, None, None, None, None, None, None)
-
-
-_forward_op.register_autograd(_autograd, setup_context=_setup_context)
-forbid_double_backward(_backward_op, "topk_kl")
+_op = differentiable(
+    "topk_kl", forward_topk, backward_topk, outputs=_outputs, gradients=like_student, tensors=5
+)
 
 
 def _check_inputs(
@@ -149,7 +115,7 @@ def topk_kl(
     width, num_entries = student_logits.shape[-1], teacher_ids.shape[-1]
     check_range(op, "teacher_ids", teacher_ids, width - 1, least=-1)
     rows = flat_rows(op, mask, lead, student_logits.device)
-    losses, _ = _forward_op(
+    losses, _ = _op(
         row_stride(student_logits.reshape(-1, width)),
         teacher_log_probs.detach().reshape(-1, num_entries).contiguous(),
         teacher_ids.reshape(-1, num_entries).contiguous(),
