@@ -220,7 +220,7 @@ def report(
     from ds_distill.reporting.page import page
     from ds_distill.run.folder import SWEEP, RunFolder
     from ds_distill.run.publish import report_stopped, write_report
-    from ds_distill.sweep.side_by_side import side_by_side, side_tables
+    from ds_distill.sweep.side_by_side import side_by_side, side_table
     from ds_distill.tables import Table
 
     for run in runs:
@@ -241,7 +241,7 @@ def report(
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html.")
     groups = side_by_side(runs)
-    tables = list(side_tables(groups))
+    tables = [*map(side_table, groups)]
     say("\n\n".join(map(Table.text, tables)))
     write_json(output.with_suffix(".json"), groups)
     sentences = (

@@ -1,11 +1,12 @@
-"""What the runs of a sweep found, setting by setting, and those of a suite, by task and
-checkpoint: JSON objects, which results.json holds and `tables` shows."""
+"""What the runs of a sweep found, setting by setting, and of several recipes the means of each
+model: JSON objects, which results.json holds and `tables` shows."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import xxhash
 
 from ds_distill.evaluation.bootstrap import mean_interval, resampled, variance_of_examples
 from ds_distill.reporting.results import evaluation_of_student, task_metric_of, trained_models
-from ds_distill.sweep.runs import Variant
+from ds_distill.sweep.runs import MODEL, SweepRun, Variant
 from ds_distill.sweep.side_by_side import evaluations
 
 Found = dict[str, Any]
@@ -139,7 +140,8 @@ def summary(runs: Mapping[Variant, Found], draws: Draws = no_draws) -> Found:
     difference to the first setting over the seeds that both have. `chosen` is the setting with the
     best mean on the examples that choose, not on those that judge, of those with most seeds: the
     mean of fewer may be their luck. None where those examples are missing. A setting without a mean
-    there, because a score is undefined, is ranked last: it is chosen by no means.
+    there, because a score is undefined, is ranked last: it is chosen by no means. One alone needs
+    none.
 
     `score` and `to_first` of a setting are of the students that its runs ship, and `others` has
     both of each other student, its difference to the same one under the first setting."""
@@ -160,7 +162,9 @@ def summary(runs: Mapping[Variant, Found], draws: Draws = no_draws) -> Found:
     return {
         **{key: one.get(key) for key in (*JUDGED_BY, "rule")},
         "settings": rows,
-        "chosen": task_metric_of(one).best(choosing) if complete else None,
+        "chosen": 0
+        if len(rows) == 1
+        else (task_metric_of(one).best(choosing) if complete else None),
     }
 
 
@@ -247,102 +251,93 @@ def lacking(rows: Sequence[Found]) -> list[Found]:
     return [row for row in rows if len(row["seeds"]) < most]
 
 
-# --------------------------------------------------------------------------------- a suite
+# ------------------------------------------------------------------- models, and several recipes
 
 
-def suite_results(
-    runs: Sequence[Variant],
-    ended: Mapping[Variant, Found],
-    reference: str,
-    weights: Mapping[str, Mapping[str, float]],
-    draws: Draws = no_draws,
+def results(
+    runs: Sequence[SweepRun], ended: Mapping[Variant, Found], draws: Draws = no_draws
 ) -> Found:
-    """`tasks`: a sweep over the checkpoints for each, every one under the setting that the examples
-    that choose have chosen, and the sweep over the grid that it was chosen from. `checkpoints`: the
-    means over the tasks.
+    """Of one recipe the `summary` of its runs; of several `recipes`, what is known of each, and
+    `means`, those of each model over them.
 
-    runs: of `suite_runs`; ended: the `run_result` of each that has ended.
-    reference: the checkpoint that the others are compared with, the first of each task.
-    weights: of the tasks in each mean.
-    draws: of the runs; asked for only where a setting is chosen.
+    ended: the `run_result` of each run that has ended.
+    draws: of the runs; asked for only where they are compared.
     """
-    by_task = {task: dict(_grouped(of, 1)) for task, of in _grouped(runs, 0)}
-    tasks = {task: _task(of, ended, reference, draws) for task, of in by_task.items()}
-    names = [name for name, _ in _grouped(runs, 1)]
-    means = {kind: _means(tasks, names, reference, of) for kind, of in weights.items()}
-    checkpoints = {name: {kind: of[name] for kind, of in means.items()} for name in names}
-    return {"reference": reference, "tasks": tasks, "checkpoints": checkpoints}
+    groups = {run.variant.recipe: run.group for run in runs}
+    if len(groups) == 1:
+        return summary(ended, draws)
+    models = [*dict.fromkeys(run.variant.model for run in runs)]
+    recipes = {
+        recipe: _of_models({v: of for v, of in ended.items() if v.recipe == recipe}, models, draws)
+        for recipe in groups
+    }
+    kinds = {kind: _means(recipes, models, of) for kind, of in _weights(groups).items()}
+    means = [{"model": model} | {k: of[model] for k, of in kinds.items()} for model in models]
+    return {"recipes": recipes, "means": means}
 
 
-def _grouped(runs: Sequence[Variant], position: int) -> Iterator[tuple[str, list[Variant]]]:
-    """By task, at position 0, or by checkpoint."""
-    for about in dict.fromkeys(run.overrides[position] for run in runs):
-        own = [run for run in runs if run.overrides[position] == about]
-        yield about.partition("=")[2], own
+def _of_models(ended: Mapping[Variant, Found], models: Sequence[str | None], draws: Draws) -> Found:
+    """The `summary` of a recipe's runs under the setting that is chosen for each model; `grids` has
+    those of all settings of each."""
+    grids = {
+        str(model): summary({run: of for run, of in ended.items() if run.model == model})
+        for model in models
+    }
+    rows = [of["settings"][of["chosen"]] for of in grids.values() if of["chosen"] is not None]
+    chosen = [row["setting"] for row in rows]
+    compared = summary({run: of for run, of in ended.items() if [*run.setting] in chosen}, draws)
+    return {**compared, "chosen": None, "grids": grids}
 
 
-def _task(
-    by_checkpoint: Mapping[str, Sequence[Variant]],
-    ended: Mapping[Variant, Found],
-    reference: str,
-    draws: Draws,
-) -> Found:
-    """Only settings of which all seeds have ended are chosen."""
-    grids: dict[str, Found] = {}
-    chosen: dict[Variant, Variant] = {}  # without the task -> the run
-    for name in dict.fromkeys([reference, *by_checkpoint]):
-        own = by_checkpoint[name]
-        failed = {run.setting for run in own if run not in ended}
-        whole = {Variant(r.overrides[2:]): ended[r] for r in own if r.setting not in failed}
-        grids[name] = grid = summary(whole)
-        if grid["chosen"] is not None:
-            setting = grid["settings"][grid["chosen"]]["setting"]
-            taken = [run for run in own if [*run.setting[2:]] == setting]
-            chosen |= {Variant(run.overrides[1:]): run for run in taken}
-    compared = summary(
-        {short: ended[run] for short, run in chosen.items()},
-        lambda short, student: draws(chosen[short], student),
-    )
-    del compared["chosen"]  # of checkpoints none is
-    return {**compared, "grids": grids}
+def of_model(recipe: Found, model: str | None) -> Found | None:
+    """A model's row of one of several recipes; None where no setting of it could be chosen."""
+    rows = recipe["settings"]
+    return next((r for r in rows if not model or f"{MODEL}={model}" in r["setting"]), None)
 
 
-def of_checkpoint(task: Found, name: str) -> Found | None:
-    """A checkpoint's row of a task; None where no setting of it could be chosen."""
-    rows = task["settings"]
-    return next((row for row in rows if row["setting"][0] == f"checkpoint={name}"), None)
+def _weights(groups: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """What each recipe counts in the `mean` and, where some are in groups, in the `macro mean`:
+    that over the groups of the mean of each, as BLURB's score."""
+    sizes = Counter(groups.values())
+    found = {"mean": dict.fromkeys(groups, 1 / len(groups))}
+    if 1 < len(sizes) < len(groups):
+        each = {recipe: 1 / (len(sizes) * sizes[group]) for recipe, group in groups.items()}
+        found["macro mean"] = each
+    return found
 
 
 def _means(
-    tasks: Found, names: Sequence[str], reference: str, weights: Mapping[str, float]
-) -> dict[str, Found]:
-    """By checkpoint the weighted mean over the tasks, seed by seed, what part of the reference's it
-    is, and what it is less that; None where a task has no score of the checkpoint, one that is
-    undefined, or one that is no share, or of which less is better. The tasks' test examples are
-    drawn apart, so their variances add up."""
+    recipes: Found, models: Sequence[str | None], weights: Mapping[str, float]
+) -> dict[str | None, Found]:
+    """By model the weighted mean over the recipes, seed by seed, what part of the first model's it
+    is, and what it is less that; None where a recipe has no score of the model, or not one for each
+    seed, one that is undefined, or one that is no share, or of which less is better. The recipes'
+    test examples are drawn apart, so their variances add up."""
 
-    def over_tasks(name: str, key: str) -> Found | None:
+    def over_recipes(model: str | None, key: str) -> Found | None:
         found, variances = [], []
-        for task, of in tasks.items():
-            numbers = (of_checkpoint(of, name) or {}).get(key)
+        for name, of in recipes.items():
+            numbers = (of_model(of, model) or {}).get(key)
             if numbers is None or None in numbers["values"]:
                 return None
             metric, examples = task_metric_of(of), numbers["variance_of_examples"]
             if not (metric.is_share() and metric.higher_is_better):
                 return None
-            found.append([weights[task] * value for value in numbers["values"]])
-            variances.append(math.nan if examples is None else weights[task] ** 2 * examples)
+            found.append([weights[name] * value for value in numbers["values"]])
+            variances.append(math.nan if examples is None else weights[name] ** 2 * examples)
+        if len({*map(len, found)}) > 1:
+            return None
         variance, by_seed = sum(variances), map(math.fsum, zip(*found, strict=True))
         return over_seeds([*by_seed], None if math.isnan(variance) else variance)
 
-    means = {name: over_tasks(name, "score") for name in names}
-    whole = means[reference]
+    means = {model: over_recipes(model, "score") for model in models}
+    whole = means[models[0]]
     known = whole is not None and whole["mean"] > 0
     return {
-        name: {
+        model: {
             "score": mean,
             "retention": mean["mean"] / whole["mean"] if mean and whole and known else None,
-            "to_reference": over_tasks(name, "to_first") if whole else None,
+            "to_first": over_recipes(model, "to_first") if whole else None,
         }
-        for name, mean in means.items()
+        for model, mean in means.items()
     }

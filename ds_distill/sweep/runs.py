@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ import yaml
 from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, why_unwritable
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.load import name_of
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.text import one_line
 from ds_distill.run.folder import SWEEP, RunFolder
 
-SEED = "seed"
+SEED, MODEL = "seed", "student.model"
+"""Keys whose values are compared in a sweep of several recipes, where the others' are chosen."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Variant:
 
     overrides: tuple[str, ...]
     """KEY=VALUE of each key with several values, in the order of the arguments."""
+    recipe: str = ""
+    """Its recipe's name, in a sweep of several."""
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -37,18 +42,67 @@ class Variant:
     @property
     def seed(self) -> str | None:
         """None where the sweep has one seed, the recipe's."""
-        mine = [each for each in self.overrides if each not in self.setting]
-        return mine[0].partition("=")[2] if mine else None
+        return self._value(SEED)
+
+    @property
+    def model(self) -> str | None:
+        """The student's. None where the sweep has one, the recipe's."""
+        return self._value(MODEL)
+
+    def _value(self, of: str) -> str | None:
+        given = dict(each.split("=", 1) for each in self.overrides)
+        return given.get(of)
 
     @property
     def name(self) -> str:
         """Of its folder: keys by their last part, and values."""
         short = [re.sub(r"^[^=]*\.", "", each) for each in self.overrides]
         keys, whole = [each.partition("=")[0] for each in short], ",".join(short)
+        whole = ",".join(filter(None, [self.recipe, whole]))
         safe = re.sub(r"[^\w.+=,-]", "_", whole)[:100]
         if safe == whole and len(set(keys)) == len(keys):
             return safe
         return f"{safe}-{hashlib.sha256(','.join(self.overrides).encode()).hexdigest()[:8]}"
+
+
+def recipes_of(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By name the recipes that are meant, each as `load_recipe` takes it, and the group that it is
+    of in a macro mean.
+
+    words: recipes, each a group of its own; or folders of them, or built-in suites: those in one
+        folder below it are a group.
+
+    Raises UserError for a folder without recipes, and for two of the same name.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for word in words:
+        given = [(word, word)]
+        if (folder := _folder(word)).is_dir():
+            files = [one for one in sorted(folder.rglob("*.yaml")) if one.parent.name != "small"]
+            given = [(str(f), str(f if f.parent == folder else f.parent)) for f in files]
+            if not given:
+                raise UserError(f"{word}: a folder without recipes. Name one with FILE.yaml in it.")
+        for file, group in given:
+            name = name_of(Path(file))
+            if name in found:
+                raise UserError(
+                    f"{found[name][0]} and {file}: two recipes have the same name. Name each once, "
+                    "or one in another file."
+                )
+            found[name] = file, group
+    return found
+
+
+def _folder(word: str) -> Path:
+    """Of recipes: a folder, or a suite that comes with the package."""
+    path = Path(word)
+    return path if path.exists() else builtin_suites().get(word, path)
+
+
+def builtin_suites() -> dict[str, Path]:
+    """Folders of recipes that come with the package, by name."""
+    folder = Path(str(importlib.resources.files("ds_configs"))) / "suites"
+    return {path.name: path for path in sorted(folder.iterdir())}
 
 
 def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
@@ -62,9 +116,7 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
     """
     fixed, swept, seen = [], [], set()
     for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals:
-            raise UserError(f"{argument}: write KEY=VALUE, or KEY=A,B,C for a run of each.")
+        key, _, text = argument.partition("=")
         keys = [".".join(parts) for parts in product(*(part.split("+") for part in key.split(".")))]
         for one in keys:
             if one in seen:
@@ -104,6 +156,8 @@ class SweepRun:
     recipe: Recipe
     sweep: Path
     """The sweep's folder."""
+    group: str = ""
+    """Of its recipe; see `recipes_of`."""
 
     @property
     def folder(self) -> RunFolder:
@@ -119,35 +173,38 @@ class SweepRun:
         return self.folder.results.is_file()
 
 
-def runs_of(recipes: Mapping[Variant, Recipe], folder: Path) -> list[SweepRun]:
-    """The runs of a recipe under each variant; folder: the sweep's.
+def runs_of(
+    recipes: Mapping[Variant, Recipe], folder: Path, groups: Mapping[str, str] | None = None
+) -> list[SweepRun]:
+    """The runs of recipes under each variant; folder: the sweep's. groups: by recipe.
 
     Raises UserError where there is but one run, and for runs that are judged by unlike scores.
     """
+    groups = groups or {}
     if len(recipes) == 1:
         raise UserError(
             "a sweep needs a key with several values, e.g. seed=1,2,3 or "
-            "training.learning_rate=1e-5,3e-5."
+            "training.learning_rate=1e-5,3e-5, or several recipes."
         )
-    runs = [SweepRun(variant, recipe, folder) for variant, recipe in recipes.items()]
+    runs = [SweepRun(v, one, folder, groups.get(v.recipe, "")) for v, one in recipes.items()]
     _refuse_unlike_scores(runs)
     return runs
 
 
 def _refuse_unlike_scores(runs: Sequence[SweepRun]) -> None:
-    """Raises UserError where a task's models are judged by other metrics or on other examples: of
-    such scores there is no difference, and no best one."""
-    seen: dict[str, tuple[dict[str, Any], str]] = {}  # task -> (what judges, the first run)
+    """Raises UserError where a task's models are judged by other metrics or on other examples in
+    runs of one recipe: of such scores there is no difference, and no best one."""
+    seen: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}  # -> what judges, the first run
     for run in runs:
         for task, judge in _judges(run.recipe).items():
-            first, name = seen.setdefault(task, (judge, run.variant.name))
+            first, name = seen.setdefault((run.variant.recipe, task), (judge, run.variant.name))
             for key in {**first, **judge}:
                 if first.get(key) != judge.get(key):
                     raise UserError(
                         f"{name} would be judged with {key}={one_line(first.get(key))} and "
                         f"{run.variant.name} with {key}={one_line(judge.get(key))}: a sweep "
-                        "compares its runs by one score, on the same examples. Start a sweep for "
-                        "each."
+                        "compares a recipe's runs by one score, on the same examples. Start a "
+                        "sweep for each."
                     )
 
 

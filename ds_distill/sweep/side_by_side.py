@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,19 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.records import read_results
-from ds_distill.reporting.result_tables import difference_cell, wide_note
+from ds_distill.reporting.result_tables import (
+    difference_cell,
+    evaluation_tables,
+    judged_model,
+    wide_note,
+)
 from ds_distill.reporting.results import (
-    answer_of,
     evaluation_of_student,
     evaluations_of_student,
-    limits_of,
-    settings_note,
     task_metric_of,
-    undefined_note,
 )
 from ds_distill.run.folder import RunFolder
 from ds_distill.tables import Cell, Table
-
-_SHOWN = ("role", "to_baseline", "parameters", "examples", "not_given", "knows")
-"""What a row has of a model's numbers, where they have it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Evaluation:
 
     run: str
     """As the tables call it."""
-    record: dict[str, Any]
+    record: Any
     student: str | None
     """The shipped one; None where it was trained again since."""
     stands_for_run: bool
@@ -60,12 +58,8 @@ class Evaluation:
 
     @property
     def main(self) -> str:
-        """The model that stands for the run: the student that it ships, else its first of those
-        that were judged on all examples."""
-        models = self.record["models"]
-        if self.student in models:
-            return self.student  # type: ignore[return-value]
-        return next(iter(sorted(models, key=lambda name: "not_given" in models[name])))
+        """The model that stands for the run."""
+        return judged_model(self.record, self.student)
 
     @cached_property
     def saved(self) -> SavedPredictions | None:
@@ -107,12 +101,12 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
 
 
 def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """One entry for each set of examples that judged: `rows`, a model of a run each. Of a run that
-    evaluated the same examples more than once, as after each of several phases, the last
-    evaluation stands.
+    """One evaluation's record for each set of examples that judged, with models of all runs, called
+    `RUN MODEL`. Of a run that evaluated the same examples more than once, as after each of several
+    phases, the last evaluation stands.
 
-    `to_first` of a row is the difference to the first run's model on the same examples, with its
-    paired interval; None where a run has no predictions.
+    `to_first` of a model is the difference to `first`, the first run's model on the same examples,
+    with its paired interval; None where a run has no predictions.
     """
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
@@ -128,21 +122,21 @@ def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _group(group: list[Evaluation]) -> dict[str, Any]:
     first = group[0]
-    rows = [
-        {
-            "run": one.run,
-            "model": model,
-            "score": numbers[first.record["metric"]],
-            **{key: numbers[key] for key in _SHOWN if key in numbers},
-            "run_seconds": one.seconds,
+    models = {
+        f"{one.run} {model}": {
+            **numbers,
+            **{"run": one.run, "model": model, "run_seconds": one.seconds},
             "to_first": None if (one, model) == (first, first.main) else _paired(one, model, first),
         }
         for one in group
         for model, numbers in one.record["models"].items()
-    ]
-    about = {key: first.record[key] for key in ("split", "over", "metric", "metric_settings")}
-    names = {"first": [first.run, first.main], "baseline": first.record["baseline"]}
-    return {**about, **names, "rows": rows}
+    }
+    return {
+        **first.record,
+        "comparisons": [],
+        "models": models,
+        "first": f"{first.run} {first.main}",
+    }
 
 
 def _paired(one: Evaluation, model: str, first: Evaluation) -> dict[str, Any] | None:
@@ -156,62 +150,28 @@ def _paired(one: Evaluation, model: str, first: Evaluation) -> dict[str, Any] | 
     return difference(mine.models[model], theirs.models[first.main], one.metric, groups)
 
 
-# ---------------------------------------------------------------------------------- as tables
-
-
-def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """Of what `side_by_side` found: one each."""
-    for group in groups:
-        metric = task_metric_of(group)
-        heads = ["run", "model", "role", metric.title, "to the baseline"]
-        heads += [f"less {' '.join(group['first'])}", "parameters", "the run took"]
-        rows: list[list[str | Cell]] = [
-            [
-                row["run"],
-                row["model"] + limits_of(row),
-                row["role"],
-                metric.shown_as(row["score"]),
-                difference_cell(metric, row["to_baseline"], row["score"]),
-                _to_first(group, row),
-                f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] else "-",
-                duration(row["run_seconds"]),
-            ]
-            for row in group["rows"]
-        ]
-        count = f"{group['baseline']['examples']:,} examples of {group['split']}"
-        notes = [*_notes(group), *wide_note(metric, rows)]
-        yield Table(f"{metric.heading()} on {count}", heads, rows, notes)
-
-
-def _is_first(group: dict[str, Any], row: dict[str, Any]) -> bool:
-    return [row["run"], row["model"]] == group["first"]
-
-
-def _to_first(group: dict[str, Any], row: dict[str, Any]) -> str | Cell:
-    if row["to_first"] is None:
-        return "" if _is_first(group, row) else "not comparable"
-    return difference_cell(task_metric_of(group), row["to_first"], row["score"])
-
-
-def _notes(group: dict[str, Any]) -> Iterator[str]:
-    metric, baseline = task_metric_of(group), group["baseline"]
-    if note := settings_note(group):
-        yield note
-    yield (
-        f"The baseline is always {answer_of(group)}: {metric.title} "
-        f"{metric.shown_as(baseline[metric.name])}. "
-        "In brackets: 95% intervals on the same examples, paired bootstrap; beyond chance where "
-        "they exclude 0 (*). They do not include the effect of another seed."
+def side_table(group: Any) -> Table:
+    """Of an entry of `side_by_side`: as of an evaluation of one run, with two columns more."""
+    table, metric, first = next(evaluation_tables(group)), task_metric_of(group), group["first"]
+    less: list[str | Cell] = []
+    for name, model in group["models"].items():
+        if (apart := model["to_first"]) is not None:
+            less.append(difference_cell(metric, apart, model[metric.name]))
+        else:
+            less.append("" if name == first else "not comparable")
+    took = [duration(model["run_seconds"]) for model in group["models"].values()]
+    rows = [[*row, *more] for row, *more in zip(table.rows, [*less, ""], [*took, ""], strict=True)]
+    notes = dict.fromkeys([*table.notes, *wide_note(metric, rows), *_not_compared(group)])
+    return replace(
+        table, heads=[*table.heads, f"less {first}", "the run took"], rows=rows, notes=[*notes]
     )
-    if baseline.get("words_without_token"):
-        yield (
-            f"{baseline['words_without_token']:,} of the {baseline['words']:,} words have no token "
-            "that all models of these runs read, and count as not found."
-        )
-    yield from undefined_note([baseline[metric.name], *(row["score"] for row in group["rows"])])
-    [first] = [row for row in group["rows"] if _is_first(group, row)]
-    without = [row for row in group["rows"] if row["to_first"] is None and row is not first]
-    in_part = ["not_given" in row or "not_given" in first for row in without]
+
+
+def _not_compared(group: dict[str, Any]) -> Iterator[str]:
+    yield "Intervals do not include the effect of another seed."
+    models, first = group["models"], group["first"]
+    without = [one for name, one in models.items() if one["to_first"] is None and name != first]
+    in_part = ["not_given" in one or "not_given" in models[first] for one in without]
     if any(in_part):
         yield "Not comparable: judged on some of the examples alone, as (on N examples) says."
     if not all(in_part):

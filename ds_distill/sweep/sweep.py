@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ds_distill.check.check import check_all, check_settings, open_sources
+from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.sources import Progress
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import Mistake, UserError, refuse
@@ -239,22 +240,23 @@ def _child(name: str, run: SweepRun, folder: RunFolder, ranks: int | None, *opti
 _MODELS_AND_DATA = {"task", "tasks", "data_folder", "teachers", "student", "models_folder"}
 
 
-def check_runs(
-    runs: Sequence[SweepRun], progress: Progress | None = None, *, of_suite: bool = False
-) -> list[str]:
+def check_runs(runs: Sequence[SweepRun], progress: Progress | None = None) -> list[str]:
     """Notes. Raises UserError with all that is wrong: models and data are looked at once for runs
-    that have the same.
+    that have the same. A message names the recipe and settings, of all but a lone recipe's first
+    run.
 
     progress: as of `open_source`.
-    of_suite: a setting is chosen on the split validation, which must be there, and a message names
-        task and checkpoint; else it names the settings, of all but the first run.
     """
     notes: dict[str, list[str]] = {}  # what there is to say -> of which runs
     mistakes: list[Mistake] = []
     checked = set[str]()
+    recipes = {run.variant.recipe for run in runs}
+    models, given = {run.variant.model for run in runs}, {run.variant.setting for run in runs}
+    chooses = len(recipes) > 1 and len(given) > len(models)
     for run in runs:
-        recipe, overrides = run.recipe, run.variant.overrides
-        name = " ".join(overrides[:2]) if of_suite else " ".join(overrides) * (run is not runs[0])
+        recipe, variant = run.recipe, run.variant
+        words = [variant.recipe, *(() if run is runs[0] else variant.overrides)]
+        name = " ".join(filter(None, words))
         read = recipe.model_dump_json(include=_MODELS_AND_DATA)
         try:
             if read in checked:
@@ -263,8 +265,8 @@ def check_runs(
             checked.add(read)
             for note in check_all(recipe, progress):
                 notes.setdefault(note, []).append(name)
-            if of_suite:
-                _check_validation(recipe)
+            if chooses:
+                _check_choosing(recipe)
         except UserError as error:
             mistakes += (Mistake(name, str(mistake)) for mistake in error.mistakes)
     refuse(mistakes)
@@ -272,13 +274,13 @@ def check_runs(
     return [what if "" in where else f"{', '.join(where)}: {what}" for what, where in found]
 
 
-def _check_validation(recipe: Recipe) -> None:
+def _check_choosing(recipe: Recipe) -> None:
     for name, source in open_sources(recipe).items():
-        if "validation" not in source.splits:
+        if CHOOSING_SPLIT not in source.splits:
             raise UserError(
-                f"its data {recipe.tasks_by_name[name].data.path} have no split 'validation', on "
-                "which a setting is chosen, because the test split must not choose. Say where it "
-                "is with data.splits.validation."
+                f"its data {recipe.tasks_by_name[name].data.path} have no split "
+                f"{CHOOSING_SPLIT!r}, on which a setting is chosen, because the test split must "
+                f"not choose. Say where it is with data.splits.{CHOOSING_SPLIT}."
             )
 
 

@@ -1,4 +1,4 @@
-"""What a sweep and a suite found, for a reader: tables, report.html and results.json."""
+"""What a sweep found, for a reader: tables, report.html and results.json."""
 
 from __future__ import annotations
 
@@ -8,49 +8,43 @@ from dataclasses import replace
 from ds_distill.files import write_json, write_text
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.page import page
-from ds_distill.reporting.result_tables import difference_cell, share, wide_note
+from ds_distill.reporting.result_tables import POINTS, difference_cell, share, wide_note
 from ds_distill.reporting.results import interval_as, task_metric_of, undefined_note
 from ds_distill.sweep.found import (
     Found,
     lacking,
-    of_checkpoint,
+    of_model,
+    results,
     setting_name,
     students_of,
-    suite_results,
-    summary,
     undefined_settings,
 )
-from ds_distill.sweep.suite import Suite
 from ds_distill.sweep.sweep import Sweep
 from ds_distill.tables import Cell, Row, Table
 
 
-def write_sweep(sweep: Sweep) -> str:
-    """Write results.json and report.html of the runs that have ended. Returns the table as text."""
-    found = summary(sweep.ended(), sweep.draws())
-    name = sweep.runs[0].recipe.name
-    about = [f"{len(sweep.runs)} runs of {name}."]
-    return _write(sweep, found, f"{name}: settings", about, [sweep_table(found)])
-
-
-def write_suite(suite: Suite, reference: str, sweep: Sweep) -> str:
-    """Likewise of a suite. reference: the checkpoint that others are compared with."""
-    runs = [run.variant for run in sweep.runs]
-    found = suite_results(runs, sweep.ended(), reference, suite.weights(), sweep.draws())
-    found |= {"suite": suite.name, "lacks": suite.lacks}
-    about = [suite.description, suite.lacks and f"It lacks: {suite.lacks}"]
-    return _write(sweep, found, f"Suite {suite.name}", about, suite_tables(found))
-
-
-def _write(
-    sweep: Sweep, found: Found, title: str, about: Sequence[str], tables: Sequence[Table]
-) -> str:
+def write_report(sweep: Sweep) -> str:
+    """Write results.json and report.html of the runs that have ended. Returns the tables."""
+    found = results(sweep.runs, sweep.ended(), sweep.draws())
     write_json(sweep.path / "results.json", {**found, "missing": sweep.missing})
-    lines = [sentence for sentence in about if sentence]
+    name = sweep.runs[0].recipe.name
+    if "recipes" in found:
+        name = f"{len(found['recipes'])} recipes"
+    lines = [f"{len(sweep.runs)} runs of {name}."]
     if sweep.missing:
         lines.append(f"Not finished, and not counted: {', '.join(sweep.missing)}.")
-    write_text(sweep.path / "report.html", page(title, lines, tables).html())
+    tables = sweep_tables(found)
+    write_text(sweep.path / "report.html", page(f"{name}: settings", lines, tables).html())
     return "\n\n".join(map(Table.text, tables))
+
+
+def sweep_tables(found: Found) -> list[Table]:
+    """Of one recipe its settings; of several each model's scores and their means, and a table for
+    each."""
+    if "recipes" not in found:
+        return [sweep_table(found)]
+    tables = (replace(sweep_table(of), title=name) for name, of in found["recipes"].items())
+    return [_means_table(found), *tables]
 
 
 def sweep_table(found: Found) -> Table:
@@ -80,54 +74,34 @@ def sweep_table(found: Found) -> Table:
     return Table("", heads, rows, [*_notes(found, metric), *wide_note(metric, rows)])
 
 
-def suite_tables(found: Found) -> list[Table]:
-    """The checkpoints' scores and their means over the tasks, and a table for each task."""
-    reference = found["reference"]
-    tasks = {task: of for task, of in found["tasks"].items() if of["settings"]}
-    metrics = {task: task_metric_of(of) for task, of in tasks.items()}
-    # A mean is of shares alone, which all are shown alike.
-    metric = next(iter(metrics.values()), None)
+def _means_table(found: Found) -> Table:
+    recipes = {name: of for name, of in found["recipes"].items() if of["settings"]}
+    metrics = {name: task_metric_of(of) for name, of in recipes.items()}
+    first, *others = found["means"]
     rows: list[list[str | Cell]] = []
-    for name, means in found["checkpoints"].items():
-        rows.append([name])
-        for task, of in tasks.items():
-            row, lost = of_checkpoint(of, name), undefined_settings(of["grids"][name]["settings"])
-            score = shown(row["score"], metrics[task].shown_as) if row else "-"
+    for model, *means in (one.values() for one in found["means"]):
+        rows.append([model or "the recipe's"])
+        for name, of in recipes.items():
+            row = of_model(of, model)
+            lost = undefined_settings(of["grids"][str(model)]["settings"])
+            score = shown(row["score"], metrics[name].shown_as) if row else "-"
             rows[-1].append("undefined" if row is None and lost else score)
-        for of in means.values():
-            mean = of["score"]
-            part = "-" if of["retention"] is None else share(of["retention"])
-            if metric is None or mean is None:
-                rows[-1] += ["-", part, ""]
-            else:
-                rows[-1] += [
-                    shown(mean, metric.shown_as),
-                    part,
-                    _apart(metric, of["to_reference"], None),
-                ]
-    heads = ["checkpoint", *(f"{task}, {metrics[task].title}" for task in tasks)]
-    for kind in next(iter(found["checkpoints"].values())):
-        heads += [kind, f"{kind} of {reference}'s", f"{kind} less {reference}"]
+        for of in means:
+            rows[-1].append(shown(of["score"], POINTS.shown_as) if of["score"] else "-")
+            if others:
+                rows[-1].append("-" if of["retention"] is None else share(of["retention"]))
+                rows[-1].append(_apart(POINTS, of["to_first"], None))
+    heads = ["model", *(f"{name}, {one.title}" for name, one in metrics.items())]
+    for kind in [*first][1:]:
+        heads.append(kind)
+        if others:
+            heads += [f"{kind} of {first['model']}'s", f"{kind} less {first['model']}"]
     note = (
-        "The setting was chosen by task and checkpoint, on the examples that choose. Differences "
-        "are seed by seed, on the same test examples; *: beyond chance, the 95% interval excludes "
-        "0. A macro mean is that over groups of tasks."
+        "The setting was chosen by recipe and model, on the examples that choose. Differences are "
+        "seed by seed, on the same test examples; *: beyond chance, the 95% interval excludes 0. A "
+        "macro mean is that over groups of recipes."
     )
-    return [
-        Table("Scores", heads, rows, [note, *(wide_note(metric, rows) if metric else [])]),
-        *(_task_table(task, of) for task, of in tasks.items()),
-    ]
-
-
-def _task_table(task: str, of: Found) -> Table:
-    table = sweep_table(of)
-    lost = {name: undefined_settings(grid["settings"]) for name, grid in of["grids"].items()}
-    notes = (
-        f"Undefined, and ranked last, {name}: {'; '.join(settings)}."
-        for name, settings in lost.items()
-        if settings
-    )
-    return replace(table, title=task, notes=[*table.notes, *notes])
+    return Table("Scores", heads, rows, [note, *wide_note(POINTS, rows)])
 
 
 def shown(numbers: Found, form: Callable[[float | None], str]) -> str:
@@ -166,7 +140,10 @@ def _notes(found: Found, metric: MetricClass) -> Iterator[str]:
     majority = [score for row in rows for score in row["majority"] if score is not None]
     if majority:
         yield f"always {found['rule']}: {metric.shown_as(majority[0])}"
-    if len(rows) > 1 and "chosen" in found:
+    for grid in found.get("grids", {}).values():
+        if last := undefined_settings(grid["settings"]):
+            yield f"Undefined, and ranked last: {'; '.join(last)}."
+    if len(rows) > 1 and "grids" not in found:
         yield from _choice(found, metric)
     scores = [numbers["score"] for row in rows for _, numbers in students_of(row)]
     judged = scores + [row["choosing"] for row in rows if row["chooses"]]

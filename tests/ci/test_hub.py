@@ -32,12 +32,9 @@ def test_commands_are_offline_before_the_hubs_client_is_there(
     student = {"model": "no-one/no-model"}
     written({**toy_settings, "student": student}, tmp_path, "toy")
     written(toy_settings, tmp_path, "local")
-    suite = {"name": "toys", "tasks": {"toy": toy_settings["task"]}, "seeds": [1]}
-    written({**suite, "grid": {"learning_rate": [1e-3], "batch_size": [8]}}, tmp_path, "suite")
     commands = [
         ["evaluate", student["model"], "local.yaml"],
         ["sweep", "local.yaml", "seed=1,2", f"student.model={student['model']}"],
-        ["suite", "suite.yaml", student["model"]],
         ["run", "toy.yaml"],
     ]
     asked = {**command_environment, "HF_ENDPOINT": "http://127.0.0.1:1"}

@@ -1,9 +1,10 @@
 """`ds-distill sweep`: shared phases run once, every run is what it would be alone, a stopped sweep
-goes on, and a run that fails leaves the others be."""
+goes on, and a run that fails leaves the others be; over several recipes there are means."""
 
 from __future__ import annotations
 
 import copy
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import sys
 import pytest
 from processes import prepare, within
 from runs import command_line, curves, evaluation, results, written
+from toys import break_word, toy_vocabulary
 
+from ds_distill.check.check import check_all, open_sources
 from ds_distill.errors import UserError
+from ds_distill.recipe import load_recipe
+from ds_distill.sweep.runs import builtin_suites, recipes_of
 
 SETTINGS = ["seed=1,2", "phases.distil.learning_rate=1e-2,1e30"]
 """Under the second rate the loss is not finite."""
@@ -83,3 +88,62 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     values = " ".join(f"{value:.1%}" for value in row["score"]["values"])
     shown = " ".join(alone.output.split())
     assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
+
+
+def test_models_are_compared_over_recipes_and_a_broken_one_is_named(
+    toy_task, tiny_models, tmp_path, in_this_process
+):
+    from transformers import BertModel
+
+    assert "the" in toy_vocabulary()
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_models["toy"], broken)
+    break_word(broken, BertModel, "the")
+    for name, metric in (("one", "accuracy"), ("two", "macro_f1")):
+        about = {"data": {"path": str(toy_task)}, "max_length": 32, "metric": metric}
+        training = {"epochs": 3, "dropout": 0.0, "batch_size": 16}
+        phases = [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}]
+        made = {"task": about, "student": {"model": "x"}, "training": training, "phases": phases}
+        written({**made, "deepspeed": "zero0_fp32"}, tmp_path, name)
+    folder, rates = tmp_path / "sweep", "training.learning_rate=1e-6,1e-2"
+    models = f"student.model={tiny_models['toy']},{broken}"
+    words = ["sweep", tmp_path / "one.yaml", tmp_path / "two.yaml", models, rates]
+    done = command_line(*words, "--folder", folder, "--jobs", "2", code=1)
+    assert "4 of the runs failed" in done.output
+    found = results(folder)
+    assert len(found["missing"]) == 4 and all("broken" in run for run in found["missing"])
+    of = found["recipes"]["one"]
+    grid, [toy] = of["grids"][str(tiny_models["toy"])], of["settings"]
+    # A rate of 1e-6 learns nothing: the examples that choose say so, too.
+    slow, fast = grid["settings"]
+    assert toy["setting"] == fast["setting"] and grid["chosen"] == 1
+    assert fast["choosing"]["mean"] > slow["choosing"]["mean"] + 0.2
+    [run] = (
+        one
+        for one in (folder / "runs").glob("one,*learning_rate=1e-2*")
+        if "broken" not in one.name
+    )
+    record = evaluation(run)
+    judged = record["models"]["student"]
+    assert toy["score"]["values"] == [judged["accuracy"]] and judged["accuracy"] > 0.6
+    assert toy["majority"] == [record["baseline"]["accuracy"]]
+    assert not (run / "models").exists() and (run / "predictions").is_dir()
+    first, second = found["means"]
+    both = [found["recipes"][name]["settings"][0]["score"]["mean"] for name in ("one", "two")]
+    assert first["mean"]["score"]["mean"] == pytest.approx(sum(both) / 2)
+    assert second["mean"]["score"] is None
+    page = (folder / "report.html").read_text()
+    assert "Not finished, and not counted" in page and "Scores" in page
+
+
+@pytest.mark.parametrize("name", builtin_suites())
+def test_built_in_suites_find_the_shared_data(name, shared_data, tiny_models):
+    more = [
+        f"data_folder={shared_data}",
+        "task.max_length=64",
+        f"student.model={tiny_models['bert']}",
+    ]
+    for file, _ in recipes_of([name]).values():
+        recipe = load_recipe(file, more)  # of a tiny model's length
+        check_all(recipe)
+        assert all("validation" in one.splits for one in open_sources(recipe).values())

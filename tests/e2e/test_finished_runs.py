@@ -102,23 +102,25 @@ def test_runs_stand_side_by_side_with_paired_intervals(place):
     page = place / "both.html"
     done = ds_distill("report", place / "short", place / "long", "--output", page)
     [group] = json.loads(page.with_suffix(".json").read_text())
-    rows = {(row["run"], row["model"]): row for row in group["rows"]}
-    assert list(rows) == [(r, m) for r in ("short", "long") for m in ("first", "student")]
-    assert group["first"] == ["short", "student"] and rows["short", "student"]["to_first"] is None
+    rows = group["models"]
+    assert [*rows] == [
+        f"{run} {model}" for run in ("short", "long") for model in ("first", "student")
+    ]
+    assert group["first"] == "short student" and rows["short student"]["to_first"] is None
     saved = [
         SavedPredictions.read(place / run / "predictions" / "02-evaluate.safetensors", "classes")
         for run in ("long", "short")
     ]
     long, short = (one.models["student"] for one in saved)
     right = [np.mean(one.logits.argmax(axis=1) == one.labels) for one in (long, short)]
-    found = rows["long", "student"]["to_first"]
+    found = rows["long student"]["to_first"]
     assert found["difference"] == pytest.approx(right[0] - right[1])
     judge = build_metric("classes", Accuracy.Settings(), saved[0].labels)
     low, high = paired_interval(long, short, judge)
     assert found["interval"] == pytest.approx([low, high], abs=0.02)
     assert low > 0, "six epochs are better than one"
     assert f"{found['difference'] * 100:+.1f} (" in done.output
-    assert f"{rows['long', 'student']['parameters'] / 1e6:.1f} M" in done.output
+    assert f" {rows['long student']['parameters']:,} " in done.output
 
 
 def test_runs_on_other_examples_are_set_apart(place, tmp_path):
@@ -138,10 +140,9 @@ def test_runs_on_other_examples_are_set_apart(place, tmp_path):
     page = tmp_path / "page.html"
     done = ds_distill("report", place / "short", other, gone, fewer, "--output", page)
     test, validation, twenty = json.loads(page.with_suffix(".json").read_text())
-    assert [row["run"] for row in test["rows"]] == ["short", "short", "gone", "gone"]
-    assert [row["run"] for row in validation["rows"]] == ["validation"]
-    assert [row["run"] for row in twenty["rows"]] == ["fewer"]
-    assert "20 examples of test" in done.output
+    runs = [[one["run"] for one in each["models"].values()] for each in (test, validation, twenty)]
+    assert runs == [["short", "short", "gone", "gone"], ["validation"], ["fewer"]]
+    assert "on test" in done.output and "20 examples." in done.output
     assert done.output.count("not comparable") == 2
     with pytest.raises(UserError, match="named twice"):
         ds_distill("report", other, other, "--output", page)

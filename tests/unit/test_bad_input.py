@@ -184,7 +184,6 @@ AT_ONCE = {
     "sweep toy.yaml seed=1": "several values",
     "sweep toy.yaml seed=1,2 --folder data": "data exists and holds no sweep",
     "sweep toy.yaml seed=1,2 --folder toy.yaml": "toy.yaml is a file",
-    "suite compact-biomedical m --folder data": "data exists and holds no sweep",
     "predict ./none data/test.jsonl": "model './none': there is no such folder",
     "predict data data/test.jsonl": "has no config.json",
     "predict {model} none.jsonl": "none.jsonl",

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.sweep.suite import load_suite
 from ds_distill.tasks.labelled import TokenClassificationKind, word_token_rows
 
+CONFIGS = Path(__file__).parents[2] / "ds_configs"
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_values.yaml").read_text())
 ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in rows.items()]
 
@@ -22,9 +22,10 @@ ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in ro
 def loaded():
     found: dict[str, Any] = {}
     for name in PUBLISHED:
-        of_suite = name.startswith("suite ")
-        reference, *overrides = shlex.split(name.removeprefix("suite "))
-        found[name] = (load_suite if of_suite else load_recipe)(reference, overrides)
+        reference, *overrides = shlex.split(name)
+        if reference.startswith("suites/"):
+            reference = str(CONFIGS / reference)
+        found[name] = load_recipe(reference, overrides)
     return found
 
 
@@ -42,14 +43,14 @@ def test_a_value_is_as_published(name, key, value, source, loaded):
 )
 def test_entities_are_scored_by_their_pieces(loaded):
     """As ner.py does: what is predicted and scored are the rows that are trained on."""
-    task = loaded["suite compact-biomedical"].tasks["bc2gm"]
+    task = loaded["suites/compact-biomedical/entities/bc2gm.yaml"].task
     kind = TokenClassificationKind(task, ["O", "B-GENE", "I-GENE"])
     assert kind.label_rows(pytest.fail) is word_token_rows
     assert kind.rows(pytest.fail, False) is word_token_rows
 
 
 def at(section: Any, key: str) -> Any:
-    """The value at a recipe's or suite's key."""
+    """The value at a recipe's key."""
     for part in key.split("."):
         if part == "phases" and isinstance(section, Recipe):
             section = dict(section.named_phases())

@@ -15,7 +15,7 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.found import drawn, examples_of
-from ds_distill.sweep.side_by_side import side_by_side, side_tables
+from ds_distill.sweep.side_by_side import side_by_side, side_table
 
 ONE = EVALUATION["models"]["s"]
 
@@ -41,8 +41,7 @@ def run(folder: Path, *models: dict[str, dict[str, Any]], groups: Sequence[int] 
 
 def shown(*folders: Path) -> tuple[dict[str, Any], str]:
     [group] = side_by_side(folders)
-    [table] = side_tables([group])
-    return group, table.text()
+    return group, side_table(group).text()
 
 
 def test_of_a_run_that_evaluates_twice_the_last_evaluation_is_shown(tmp_path):
@@ -50,13 +49,12 @@ def test_of_a_run_that_evaluates_twice_the_last_evaluation_is_shown(tmp_path):
     later = {"s": {**ONE, "accuracy": 0.75}, "second": ONE}
     first, other = run(tmp_path / "first", {"s": ONE}, later), run(tmp_path / "other", {"s": ONE})
     group, text = shown(other, first)
-    rows = [(row["run"], row["model"], row["score"]) for row in group["rows"]]
-    assert rows == [("other", "s", 0.5), ("first", "s", 0.75), ("first", "second", 0.5)]
-    assert [str(row["to_first"] and row["to_first"]["difference"]) for row in group["rows"]] == [
-        *("None", "0.25", "0.25")
-    ]
+    rows = {name: one["accuracy"] for name, one in group["models"].items()}
+    assert rows == {"other s": 0.5, "first s": 0.75, "first second": 0.5}
+    apart = [row["to_first"] and row["to_first"]["difference"] for row in group["models"].values()]
+    assert apart == [None, 0.25, 0.25]
     assert " +25.0 (" in text
-    own = [row["to_first"] for row in shown(first)[0]["rows"]]
+    own = [row["to_first"] for row in shown(first)[0]["models"].values()]
     assert own[0] is None and own[1]["difference"] == 0.0
 
 
@@ -80,8 +78,8 @@ def test_a_teacher_that_was_judged_on_some_of_the_examples_says_so(tmp_path):
     file = {**ONE, "role": "teacher", "examples": 3, "not_given": 1, "parameters": 0}
     folder = run(tmp_path / "one", {"f": file, "s": ONE})
     group, text = shown(folder)
-    assert group["rows"][0]["not_given"] == 1
-    [line] = [line for line in text.splitlines() if " f (on 3 examples) " in line]
+    assert group["models"]["one f"]["not_given"] == 1
+    [line] = [line for line in text.splitlines() if "one f (on 3 examples) " in line]
     assert "not comparable" in line and " - " in line and "0.0 M" not in line
     assert "Not comparable: judged on some of the examples alone, as (on N examples) says." in text
     assert "is gone" not in text

@@ -17,10 +17,10 @@ from ds_distill.evaluation.scores import build_metrics, comparisons, difference,
 from ds_distill.reporting.report import report
 from ds_distill.reporting.result_tables import evaluation_tables, verdict
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.found import run_result, suite_results, summary
-from ds_distill.sweep.runs import Variant
-from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.sweep.tables import suite_tables, sweep_table
+from ds_distill.sweep.found import results, run_result, summary
+from ds_distill.sweep.runs import SweepRun, Variant
+from ds_distill.sweep.side_by_side import side_by_side, side_table
+from ds_distill.sweep.tables import sweep_table, sweep_tables
 from ds_distill.tables import Table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")
@@ -110,8 +110,8 @@ def test_an_undefined_score_is_shown_as_one(
         file = RunFolder(folder).predictions(1, "evaluate")
         SavedPredictions([], np.arange(60), saved).write(file)
     [group] = side_by_side([tmp_path / "a", tmp_path / "b"])
-    [table] = side_tables([group])
-    [[to_first]] = ([row[5] for row in table.rows if row[:2] == ["b", "one"]],)
+    table = side_table(group)
+    [to_first] = [row[-2] for row in table.rows if row[0] == "b one"]
     assert (str(to_first) == "undefined") == (one is CONSTANT)
 
 
@@ -140,21 +140,21 @@ def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
     )
 
 
-def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
-    settings = ("1e-5", "1")
-    ended = {}
-    for name, diverged in {"good": "1", "bad": settings, "partly": "1"}.items():
-        for rate, seed in product(settings, ("1", "2")):
-            about = ("task=numbers", f"checkpoint={name}", f"rate={rate}", f"seed={seed}")
-            variant = Variant(about)
-            one = CONSTANT if rate in diverged else GOOD
+def test_a_mean_goes_on_where_a_model_has_no_score() -> None:
+    rates = ("1e-5", "1")
+    diverged = {"good": ("1",), "bad": rates, "partly": ("1",)}
+    for order in (["good", "bad", "partly"], ["bad", "good", "partly"]):
+        runs, ended = [], {}
+        for recipe, name, rate, seed in product(("one", "two"), order, rates, ("1", "2")):
+            about = (f"student.model={name}", f"rate={rate}", f"seed={seed}")
+            variant = Variant(about, recipe)
+            runs.append(SweepRun(variant, None, Path()))
+            one = CONSTANT if rate in diverged[name] else GOOD
             ended[variant] = run_result(results_of({"one": ("student", one)}))
-    for reference in ("good", "bad"):
-        found = suite_results([*ended], ended, reference, {"mean": {"numbers": 1.0}})
-        scores, task = suite_tables(found)
-        assert scores.rows[1] == ["bad", "undefined", "-", "-", ""]
-        assert [row[0] for row in task.rows] == [
-            f"checkpoint={name}, rate=1e-5" for name in ("good", "partly")
+        scores, table, _ = sweep_tables(results(runs, ended))
+        assert scores.rows[order.index("bad")] == ["bad", *["undefined"] * 2, "-", "-", ""]
+        assert [row[0] for row in table.rows] == [
+            f"student.model={name}, rate=1e-5" for name in ("good", "partly")
         ]
-        assert "Undefined, and ranked last, bad: rate=1e-5; rate=1." in task.notes
-        assert "Undefined, and ranked last, good: rate=1." in task.notes
+        assert "Undefined, and ranked last: student.model=bad, rate=1e-5; " in table.text()
+        assert "Undefined, and ranked last: student.model=good, rate=1." in table.notes

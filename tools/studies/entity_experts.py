@@ -107,7 +107,11 @@ def record_of(seed: int, folder: Path, average: Path) -> dict[str, Any]:
             task = record["task"]
             other = evaluated[task]["models"][others["student"]]
             ours = (folder.name, results["student"])
-            [pair] = [r["to_first"] for r in less[task]["rows"] if (r["run"], r["model"]) == ours]
+            [pair] = [
+                model["to_first"]
+                for model in less[task]["models"].values()
+                if (model["run"], model["model"]) == ours
+            ]
             pairs[AVERAGE] = {key: pair[key] for key in ("difference", "interval")}
             found[task] = {
                 "examples": record["baseline"]["examples"],

@@ -29,7 +29,6 @@ from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.tasks import SingleLabel, TaskSettings
-from ds_distill.sweep.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +48,8 @@ def tasks(data: Path, work: Path) -> Iterator[tuple[str, TaskSettings]]:
         if not small or small_form(file).is_file():
             recipe = load_recipe(file, given, small=small)
             found += [(recipe.name, task) for task in recipe.tasks_by_name.values()]
-    for file in sorted(configs.glob("suites/*.yaml")):
-        found += [(file.stem, task) for task in load_suite(str(file), given).tasks.values()]
+    for file in sorted(configs.glob("suites/**/*.yaml")):
+        found += [(file.stem, task) for task in load_recipe(file, given).tasks_by_name.values()]
     seen = set()
     for name, task in found:
         if (mark := (task.type, task.data.model_dump_json())) not in seen:
