@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,7 +14,7 @@ from ds_distill.models.capture import capturing
 from ds_distill.models.configuration import pools_all_tokens
 from ds_distill.models.flat import flat, layers_to_run_flat
 from ds_distill.models.load import seeded
-from ds_distill.models.packed import packed_states, padded_inputs
+from ds_distill.models.packed import attend_tokens, packed_states, padded_inputs
 from ds_distill.reads import Reads
 from ds_distill.types import LACKING, Signals, VocabularyHead
 from ds_distill.views import PackedView, PaddedView, View
@@ -35,8 +36,10 @@ def read_signals(model: PreTrainedModel, view: View, reads: Reads = ALONE) -> Si
 
     reads: what is asked for beside logits, or in their place.
     """
-    layers = layers_to_run_flat(model)
-    with capturing(model, reads) as captured, flat(model, layers, captured):
+    layers, attend = layers_to_run_flat(model), None
+    if isinstance(view, PackedView):
+        attend = partial(attend_tokens, cu_seqlens=view.cu_seqlens, longest=view.max_seqlen)
+    with capturing(model, reads) as captured, flat(model, layers, captured, attend):
         if isinstance(view, PackedView):
             logits, last = None, packed_states(model, view, captured)
         elif view.positions is None and view.candidates is None and reads.logits:

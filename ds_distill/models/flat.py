@@ -7,7 +7,7 @@ ZeRO stage 3 shards, which are gathered by module, stay transformers'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -24,6 +24,8 @@ from ds_distill.models.load import seeded
 from ds_distill.reads import Reads
 
 Part = Callable[..., torch.Tensor]
+TokenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
+"""Of queries, keys and values [T, A, D] of a packed view, and of a scale."""
 
 
 class FlatLayer(NamedTuple):
@@ -31,16 +33,57 @@ class FlatLayer(NamedTuple):
 
     attention: Any
     """The module of its attention, for what that has beside weights."""
-    projections: tuple[Part, Part, Part]
-    """To queries, keys and values."""
+    projected: Callable[[torch.Tensor, int], Sequence[torch.Tensor]]
+    """Queries, keys and values [..., A, D] of states, and of the width D of a head."""
     attended: Part
     """Of the context, and of the states that are added to it."""
     output: Part
     """Of what is attended."""
+    is_current: Callable[[], bool] = lambda: True
+    """Whether its weights are still where they were."""
 
 
 def _linear(module: Any) -> Part:
-    return partial(F.linear, weight=module.weight, bias=module.bias)
+    weight, bias = module.weight, module.bias
+    return lambda states: F.linear(states, weight, bias)
+
+
+class _Projections:
+    """To queries, keys and values. Frozen weights are made one, of which the modules' own are parts
+    then, for one product in place of three."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._first = parts[0].weight
+        self._each: list[Part] = []
+        if any(_stays_apart(weight) for part in parts for weight in part.parameters()):
+            self._each = [*map(_linear, parts)]
+            return
+        self._weight = _joined([part.weight for part in parts])
+        self._bias = _joined([part.bias for part in parts])
+
+    def is_current(self) -> bool:
+        """Whether the weights are still where they were, and are trained or frozen as then."""
+        apart = _stays_apart(self._first)
+        if self._each or apart:
+            return bool(self._each) == apart
+        return self._first.data_ptr() == self._weight.data_ptr()
+
+    def __call__(self, states: torch.Tensor, width: int) -> Sequence[torch.Tensor]:
+        lead = states.shape[:-1]
+        if self._each:
+            return [part(states).view(*lead, -1, width) for part in self._each]
+        return F.linear(states, self._weight, self._bias).view(*lead, 3, -1, width).unbind(-3)
+
+
+def _stays_apart(weight: nn.Parameter) -> bool:
+    return weight.requires_grad or weight.is_meta  # a plan would take the new one for an activation
+
+
+def _joined(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    whole = torch.cat([weight.detach() for weight in weights])
+    for weight, part in zip(weights, whole.chunk(len(weights)), strict=True):
+        weight.data = part
+    return whole
 
 
 def _normed_sum(dense: Any, norm: Any, dropout: Any = None) -> Part:
@@ -51,7 +94,7 @@ def _normed_sum(dense: Any, norm: Any, dropout: Any = None) -> Part:
         states = projected(states)
         if dropout is not None and (rate := _rate(dropout)):
             states = F.dropout(states, rate)
-        return F.layer_norm(states + added, shape, scale, shift, eps)
+        return torch.layer_norm(states + added, shape, scale, shift, eps)
 
     return part
 
@@ -64,27 +107,31 @@ def _layer(module: Any, ending: str) -> FlatLayer:
     if hasattr(module, "ffn"):
         return _layer_of_distilbert(module)
     attention, attended, output = module.attention.self, module.attention.output, module.output
-    widen, act = _linear(module.intermediate.dense), module.intermediate.intermediate_act_fn
+    widen = _linear(module.intermediate.dense)
+    act = module.intermediate.intermediate_act_fn.forward
     narrow = _normed_sum(output.dense, output.LayerNorm, output.dropout)
+    parts = (getattr(attention, name + ending) for name in ("query", "key", "value"))
+    projected = _Projections(*parts)
     return FlatLayer(
         attention,
-        projections=tuple(  # type: ignore[arg-type]
-            _linear(getattr(attention, name + ending)) for name in ("query", "key", "value")
-        ),
+        projected=projected,
         attended=_normed_sum(attended.dense, attended.LayerNorm, attended.dropout),
         output=lambda states: narrow(act(widen(states)), states),
+        is_current=projected.is_current,
     )
 
 
 def _layer_of_distilbert(module: Any) -> FlatLayer:
     attention, wide = module.attention, module.ffn
-    widen, act = _linear(wide.lin1), wide.activation
+    widen, act = _linear(wide.lin1), wide.activation.forward
     narrow = _normed_sum(wide.lin2, module.output_layer_norm, wide.dropout)
+    projected = _Projections(attention.q_lin, attention.k_lin, attention.v_lin)
     return FlatLayer(
         attention,
-        projections=(_linear(attention.q_lin), _linear(attention.k_lin), _linear(attention.v_lin)),
+        projected=projected,
         attended=_normed_sum(attention.out_lin, module.sa_layer_norm),
         output=lambda states: narrow(act(widen(states)), states),
+        is_current=projected.is_current,
     )
 
 
@@ -113,7 +160,8 @@ def flat_layers(encoder: Any, ending: str = "") -> list[FlatLayer]:
     """An encoder's layers; none where they have other parts than BERT's: two projections, with a
     sum and a norm behind each half. ending: of the names of attention's projections."""
     kept = _kept(encoder)
-    if ending not in kept:
+    known = kept.get(ending)
+    if known is None or (known and not known[0].is_current()):
         try:
             kept[ending] = [_layer(module, ending) for module in encoder.layer]
         except AttributeError:
@@ -142,16 +190,21 @@ def _encoder(model: PreTrainedModel) -> Any:
 
 
 @contextmanager
-def flat(model: PreTrainedModel, layers: list[FlatLayer], captured: Captured) -> Iterator[None]:
+def flat(
+    model: PreTrainedModel,
+    layers: list[FlatLayer],
+    captured: Captured,
+    attend: TokenAttention | None = None,
+) -> Iterator[None]:
     """Within, a pass through a model runs `layers` in place of its own, if there are any.
 
-    captured: of the model, which takes what it is asked for.
+    captured: of the model, which takes what it is asked for. attend: of a packed view.
     """
     if not layers:
         yield
         return
     encoder = _encoder(model)
-    encoder.forward = partial(_states, layers, captured)
+    encoder.forward = partial(_states, layers, captured, attend)
     try:
         yield
     finally:
@@ -167,7 +220,7 @@ def _differs(model: PreTrainedModel, encoder: Any, layers: list[FlatLayer]) -> b
         with seeded(0):  # dropout draws
             expected = encoder(tokens).last_hidden_state
         with seeded(0):
-            found = _states(layers, nothing, tokens).last_hidden_state
+            found = _states(layers, nothing, None, tokens).last_hidden_state
     same = float((found - expected).abs().max()) <= float(expected.abs().max()) * (
         1e-5 if expected.dtype == torch.float32 else 1e-2
     )
@@ -177,6 +230,7 @@ def _differs(model: PreTrainedModel, encoder: Any, layers: list[FlatLayer]) -> b
 def _states(
     layers: list[FlatLayer],
     captured: Captured,
+    attend: TokenAttention | None,
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
@@ -188,32 +242,47 @@ def _states(
 ) -> Output:
     """What the forward of an encoder gives: of states [B, S, H]."""
     hidden = hidden_states
-    captured.keep(0, hidden)
+    if attend is None:
+        context = partial(_context, captured, attention_mask, options)
+    else:
+        hidden, context = hidden[0], partial(_context_of_tokens, captured, attend)
+    captured.keep(0, hidden_states)
     for layer in layers:
         number = captured.enter()
-        context = _context(layer, captured, number, hidden, attention_mask, options)
-        attended = layer.attended(context, hidden)
-        del context  # as many numbers as the states
+        attended = layer.attended(context(layer, number, hidden), hidden)
         hidden = layer.output(attended)
-        captured.keep(number, hidden)
-    return Output(last_hidden_state=hidden)
+        captured.keep(number, hidden if attend is None else hidden[None])
+    return Output(last_hidden_state=hidden if attend is None else hidden[None])
 
 
 def _context(
-    layer: FlatLayer,
     captured: Captured,
-    number: int,
-    hidden: torch.Tensor,
     mask: torch.Tensor | None,
     options: dict[str, Any],
+    layer: FlatLayer,
+    number: int,
+    hidden: torch.Tensor,
 ) -> torch.Tensor:
     """What the attention of a layer gives of states [B, S, H], by transformers' interface."""
     module = layer.attention
-    heads = (*hidden.shape[:-1], -1, module.attention_head_size)
-    queries, keys, values = (part(hidden).view(heads).transpose(1, 2) for part in layer.projections)
+    of_tokens = layer.projected(hidden, module.attention_head_size)
+    queries, keys, values = (part.transpose(1, 2) for part in of_tokens)
     if number in captured.attended:
         parts = {"queries": queries, "keys": keys, "values": values}
         captured.take(parts, module.scaling)
     attend, options["dropout"] = captured.attend_of(module), _rate(module.dropout)
     context, _ = attend(module, queries, keys, values, mask, scaling=module.scaling, **options)
     return context.flatten(2)
+
+
+def _context_of_tokens(
+    captured: Captured, attend: TokenAttention, layer: FlatLayer, number: int, hidden: torch.Tensor
+) -> torch.Tensor:
+    """The same of the states [T, H] of a packed view, which has no dropout."""
+    module = layer.attention
+    queries, keys, values = layer.projected(hidden, module.attention_head_size)
+    if number in captured.attended:
+        parts = {"queries": queries, "keys": keys, "values": values}
+        parts = {name: of.transpose(0, 1)[None] for name, of in parts.items()}
+        captured.take(parts, module.scaling)
+    return attend(queries, keys, values, module.scaling).flatten(1)

@@ -119,13 +119,26 @@ def attend(
         )
         return padded
     assert not (module.training and options.get("dropout")), "packed attention has no dropout"
-    q, k, v = query[0], key[0], value[0]
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     scale, window = options.get("scaling"), options.get("sliding_window")
+    found = attend_tokens(q, k, v, scale, cu_seqlens, options["max_length_q"], window)
+    return found[None], None
+
+
+def attend_tokens(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attention within the examples of a packed view, [T, A, D]; see `attend`."""
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-        context = _flash(q, k, v, cu_seqlens, options["max_length_q"], scale, window)
-        return context[None], None
+        return _flash(query, key, value, cu_seqlens, longest, scale, window)
     parts = []
+    q, k, v = (part.transpose(0, 1) for part in (query, key, value))
     for start, end in pairwise(cu_seqlens.tolist()):
         near = None
         if window is not None:
@@ -137,7 +150,7 @@ def attend(
                 own_q, own_k, own_v, attn_mask=near, scale=scale, enable_gqa=len(k) != len(q)
             )
         )
-    return torch.cat(parts, dim=1).transpose(0, 1)[None], None
+    return torch.cat(parts, dim=1).transpose(0, 1)
 
 
 def _flash(

@@ -58,10 +58,14 @@ def _layers(encoder: Any) -> list[FlatLayer]:
     found = []
     for layer in encoder.layer:
         own = layer.attention.self
-        projections = own.query_proj, own.key_proj, own.value_proj
-        half = partial(_second_half, layer)
-        found.append(FlatLayer(own, projections, layer.attention.output, half))
+        projected, half = partial(_projected, own), partial(_second_half, layer)
+        found.append(FlatLayer(own, projected, layer.attention.output, half))
     return found
+
+
+def _projected(module: Any, hidden: torch.Tensor, width: int) -> list[torch.Tensor]:
+    parts = module.query_proj, module.key_proj, module.value_proj
+    return [_split(module, part, hidden) for part in parts]
 
 
 def _second_half(layer: Any, attended: torch.Tensor) -> torch.Tensor:
@@ -82,7 +86,7 @@ def _attention(
     attend: `flash_attention` or `plain_attention`.
     """
     module = layer.attention
-    query, key, value = (_split(module, part, hidden) for part in layer.projections)
+    query, key, value = layer.projected(hidden, module.attention_head_size)
     position_key, position_query = tables(module)
     terms = 1 + (position_key is not None) + (position_query is not None)
     scale = 1 / math.sqrt(query.shape[-1] * terms)

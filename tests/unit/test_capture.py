@@ -280,19 +280,36 @@ def test_layers_are_called_where_they_must(change: Callable[[PreTrainedModel], N
     assert count == LAYERS
 
 
+@pytest.mark.parametrize("part", ["output.dense", "attention.self.query"])
 @pytest.mark.parametrize("family", ["bert", "deberta-v3"])
-def test_a_flat_pass_follows_its_weights(family: str) -> None:
+def test_a_flat_pass_follows_its_weights(family: str, part: str) -> None:
     """Changed in place, cast and put elsewhere, as engines do, between two passes."""
     model, view = made(family, packed=True)
+    part += "_proj" if part.endswith("query") and family == "deberta-v3" else ""
     with torch.no_grad():
         before = read_signals(model, view).logits
-        model.base_model.encoder.layer[0].output.dense.weight.mul_(2)
+        model.base_model.encoder.layer[0].get_submodule(part).weight.mul_(2)
         model.double()
         after = read_signals(model, view).logits
         with by_modules():
             own = read_signals(model, view).logits
     assert after.dtype == torch.float64 and not torch.allclose(before.double(), after)
     torch.testing.assert_close(after, own)
+
+
+def test_projections_are_one_product_while_they_are_frozen() -> None:
+    """Of one tensor, of which a save writes each part by its name; and trained apart after that."""
+    model, view = made("bert", packed=True)
+    own = model.base_model.encoder.layer[0].attention.self
+    parts = own.query.weight, own.key.weight, own.value.weight
+    with torch.no_grad():
+        frozen = read_signals(model, view).logits
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    model.requires_grad_(True)
+    trained = read_signals(model, view).logits
+    torch.testing.assert_close(trained, frozen)
+    trained.sin().sum().backward()
+    assert all(part.grad is not None for part in parts)
 
 
 def test_a_copy_runs_by_its_own_weights() -> None:

@@ -41,7 +41,7 @@ from two_engines_rival import _logits, adamw, kl  # noqa: E402
 
 from ds_distill.engine.world import World  # noqa: E402
 from ds_distill.files import write_json  # noqa: E402
-from ds_distill.models import packed, packed_deberta  # noqa: E402
+from ds_distill.models import encoder, packed, packed_deberta  # noqa: E402
 from ds_distill.run.inputs import describe_environment  # noqa: E402
 from ds_distill.types import Batch  # noqa: E402
 
@@ -90,9 +90,9 @@ def one_call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor
 ) -> torch.Tensor:
     """Attention [T, heads, width] of texts of one length."""
-    texts = len(cu_seqlens) - 1
-    q, k, v = (one.unflatten(0, (texts, -1)).transpose(1, 2) for one in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+    shape = (cu_seqlens.shape[0] - 1, -1, *q.shape[1:])
+    q, k, v = q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2), v.view(shape)
+    return F.scaled_dot_product_attention(q, k, v.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
 
 
 def take_paths_of_a_gpu(padded: bool) -> None:
@@ -116,22 +116,17 @@ def take_paths_of_a_gpu(padded: bool) -> None:
     if padded:
         return
     varlen = torch.library.custom_op("host_bar::varlen", one_call, mutates_args=())
-    own, direct = packed.attend, hasattr(packed, "_flash")
 
-    def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-        if (cu_seqlens := options.get("cu_seq_lens_q")) is None:
-            return own(module, q, k, v, mask, **options)
-        q, k, v = (one[0].transpose(0, 1) for one in (q, k, v))
-        if direct and not torch.is_grad_enabled():
-            return one_call(q, k, v, cu_seqlens)[None], None
-        return varlen(q, k, v, cu_seqlens)[None], None
+    def attend_tokens(q: Any, k: Any, v: Any, scale: Any, cu_seqlens: Any, longest: int) -> Any:
+        attend = varlen if torch.is_grad_enabled() else one_call
+        return attend(q, k, v, cu_seqlens)
 
     def attend_deberta(*given: Any) -> torch.Tensor:
         q, k, v, _, _, view, *_ = given
         return one_call(q, k, v, view.cu_seqlens)
 
     paths.packs = lambda *_: True
-    packed.AttentionInterface.register(packed.ATTENTION, attend)
+    packed.attend_tokens = encoder.attend_tokens = attend_tokens  # type: ignore[assignment]
     packed_deberta.plain_attention = attend_deberta  # type: ignore[assignment]
 
 
