@@ -3,7 +3,8 @@ teachers' cross-entropy with the label."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,11 +32,7 @@ from ds_distill.types import VocabularyHead
 from ds_kernels import (
     linear_cross_entropy,
     linear_kl,
-    linear_mse,
-    masked_js,
     masked_kl,
-    masked_reverse_kl,
-    masked_tv,
 )
 
 
@@ -195,27 +192,14 @@ class KL(Term):
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
         options: dict[str, Any] = {
+            "divergence": self.settings.divergence,
             "temperature": self.settings.temperature,
             "weight": self.weight,
             "reduction": "none",
         }
-        divergence = self.settings.divergence
-        if divergence == "kl" and (heads := _vocabulary_heads(seen)):
-            return self.tolerated(_linear(linear_kl, *heads, options))
-
-        def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-            own = own[..., : wanted.shape[-1]]  # a student may know more tokens
-            return _DIVERGENCES[divergence](own, wanted, **options)
-
-        return self.tolerated(target_loss(loss, seen))
-
-
-_DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
-    "kl": masked_kl,
-    "reverse_kl": masked_reverse_kl,
-    "js": masked_js,
-    "tv": masked_tv,
-}
+        if self.settings.divergence == "kl" and (heads := _vocabulary_heads(seen)):
+            return self.tolerated(_of_heads(*heads, options))
+        return self.tolerated(target_loss(partial(masked_kl, **options), seen))
 
 
 def _vocabulary_heads(seen: Seen) -> tuple[VocabularyHead, VocabularyHead] | None:
@@ -226,15 +210,14 @@ def _vocabulary_heads(seen: Seen) -> tuple[VocabularyHead, VocabularyHead] | Non
     return None if teacher.head is None else (seen.student.head, teacher.head)
 
 
-def _linear(
-    loss: Callable[..., torch.Tensor],
+def _of_heads(
     student: VocabularyHead,
     teacher: VocabularyHead,
     options: dict[str, Any],
 ) -> torch.Tensor:
     """A loss over a vocabulary without [k, V] logits of either model; over the teacher's entries,
     where the student has more."""
-    return loss(
+    return linear_kl(
         student.features,
         student.weight,
         teacher.features,
@@ -256,11 +239,11 @@ class LogitMSE(Term):
     def forward(self, seen: Seen) -> torch.Tensor:
         seen = seen.at(self.rows)
         if heads := _vocabulary_heads(seen):
-            options = {"weight": self.weight / heads[1].entries, "reduction": "none"}
-            return self.tolerated(_linear(linear_mse, *heads, options))
+            weight = self.weight / heads[1].entries
+            options = {"divergence": "mse", "weight": weight, "reduction": "none"}
+            return self.tolerated(_of_heads(*heads, options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-            own = own[..., : wanted.shape[-1]]
             return self.weight * (own.float() - wanted.float()).square().mean(dim=-1)
 
         return self.tolerated(target_loss(loss, seen))

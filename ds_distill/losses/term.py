@@ -169,17 +169,19 @@ def target_loss(
     seen: of k rows.
     """
     student, teachers, target = seen.student.logits, seen.teachers, seen.target
-    if target is not None and target.logits is not None:
-        return loss(student, target.logits)
 
-    def against(teacher: Signals) -> torch.Tensor:
-        known = teacher.classes
+    def against(wanted: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
         own = student if known is None else student.index_select(-1, known)
-        return loss(own, teacher.logits)
+        return loss(own[..., : wanted.shape[-1]], wanted)  # a student may know more tokens
+
+    if target is not None and target.logits is not None:
+        return against(target.logits)
 
     if target is None:
-        return against(only_teacher(teachers))
-    return (target.weights * torch.stack([against(t) for t in teachers.values()])).sum(dim=0)
+        teacher = only_teacher(teachers)
+        return against(teacher.logits, teacher.classes)
+    losses = [against(teacher.logits, teacher.classes) for teacher in teachers.values()]
+    return (target.weights * torch.stack(losses)).sum(dim=0)
 
 
 def only_teacher(teachers: Mapping[str, Signals]) -> Signals:

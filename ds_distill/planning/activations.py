@@ -97,7 +97,7 @@ class Head:
     dense: bool
     """Whether a term makes the student's logits [rows, V]."""
     chunked: bool
-    """Whether a term goes through linear_kl or linear_mse, which never hold them all."""
+    """Whether a term goes through linear_kl, which never holds them all."""
     recomputes: bool
     """Whether the dense term is cross-entropy alone, of which large logits are made some at a time,
     and again in the backward pass."""

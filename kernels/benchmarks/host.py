@@ -51,7 +51,7 @@ def kernels() -> Iterator[None]:
 @contextmanager
 def plain() -> Iterator[None]:
     """PyTorch's own operations, as few logits take them on a GPU."""
-    with mock.patch.object(masked_kl, "_takes_plain", lambda student, divergence: True):
+    with mock.patch.object(torch.Tensor, "is_cuda", True):
         yield
 
 

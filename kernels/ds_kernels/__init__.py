@@ -3,9 +3,8 @@
 from ._shared import last_path
 from .attention_kl import attention_kl
 from .linear_cross_entropy import linear_cross_entropy
-from .linear_kl import linear_kl, linear_mse
+from .linear_kl import linear_kl
 from .masked_cosine import masked_cosine
-from .masked_divergences import masked_js, masked_reverse_kl, masked_tv
 from .masked_kl import masked_kl
 from .relation_kl import relation_kl
 from .topk_kl import topk_kl
@@ -15,12 +14,8 @@ __all__ = [
     "last_path",
     "linear_cross_entropy",
     "linear_kl",
-    "linear_mse",
     "masked_cosine",
-    "masked_js",
     "masked_kl",
-    "masked_reverse_kl",
-    "masked_tv",
     "relation_kl",
     "topk_kl",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._shared import constant, jit, tl
 
+DIVERGENCES = ("kl", "reverse_kl", "js", "tv", "mse")
 KL, REVERSE_KL, JS, TV, MSE = range(5)
 _NEAR = 16.0
 

@@ -192,10 +192,6 @@ def _backward_kernel(
                 store(gradient, at, derivative * scale, shift, end, part != 1, GRANULE)
 
 
-def loss_factor(temperature: float, weight: float, divergence: int) -> float:
-    return weight if divergence == MSE else weight * temperature * temperature
-
-
 def gradient_factor(temperature: float, weight: float, divergence: int) -> float:
     """Derivative of the row loss by a logit, over the divergence's by a tempered logit."""
     return weight if divergence == MSE else weight * temperature
@@ -220,7 +216,9 @@ def forward_rows(
     divergence's derivative by the tempered student logits (KL and MSE only: the others' needs a
     row statistic that comes later).
     """
-    inverse_t, factor = 1.0 / temperature, loss_factor(temperature, weight, divergence)
+    if divergence == MSE:
+        temperature = 1.0
+    inverse_t, factor = 1.0 / temperature, weight * temperature * temperature
     if not use_triton(student):
         return reference_forward(
             student, teacher, rows, inverse_t, factor, tolerance, divergence,

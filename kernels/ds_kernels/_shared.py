@@ -18,7 +18,6 @@ except ImportError:  # torch's CPU wheel does not bring Triton
     triton = tl = None
 
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
-REDUCTIONS = ("none", "sum", "mean")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _path = "none"
 
@@ -96,8 +95,12 @@ def check_options(
         raise ValueError(f"{op}: weight must be at least 0 and finite, got {weight}")
     if not 0.0 <= tolerance < float("inf"):
         raise ValueError(f"{op}: tolerance must be at least 0 and finite, got {tolerance}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{op}: reduction must be one of {REDUCTIONS}, got {reduction!r}")
+    check_choice(op, "reduction", reduction, ("none", "sum", "mean"))
+
+
+def check_choice(op: str, name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{op}: {name} must be one of {known}, got {value!r}")
 
 
 def check_range(op: str, name: str, values: Tensor, most: int, *, least: int = 0) -> None:

@@ -115,8 +115,7 @@ def linear_cross_entropy(
 
     Returns:
         Row losses in float32 [n], and the weight's slot: [V, D] without memory of its own, for
-        `linear_kl` or `linear_mse` on the same weight in the same step. Its gradient is written
-        over.
+        `linear_kl` on the same weight in the same step. Its gradient is written over.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, labels out of range (CPU).

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._divergences import KL, MSE
+from ._divergences import DIVERGENCES
 from ._projections import (
     add_rows,
     buffer,
@@ -39,6 +39,7 @@ from ._rows import forward_rows, gradient_factor
 from ._shared import (
     above_tolerance,
     accumulator,
+    check_choice,
     check_options,
     check_pair,
     differentiable,
@@ -194,27 +195,25 @@ _op = differentiable(
 )
 
 
-def _linear(
-    op: str,
-    divergence: int,
+def _losses(
     student: tuple[Tensor, Tensor, Tensor | None],
     teacher: tuple[Tensor, Tensor, Tensor | None],
-    mask: Tensor | None,
+    rows: Tensor | None,
     entries: int | None,
     slot: Tensor | None,
-    temperature: float,
-    weight: float,
-    tolerance: float,
-    reduction: str,
-) -> Tensor:
-    check_options(op, weight, tolerance, reduction, temperature)
+    divergence: str,
+    *options: float,
+) -> Any:
+    """Losses [n] of checked rows, of models that are not checked yet."""
+    op = "linear_kl"
+    check_choice(op, "divergence", divergence, ("kl", "mse"))
     refuse_transforms(op, *student)
-    check_pair(op, "hidden", student[0], teacher[0], same_last=False)
     cast = cast_of(student[0].device.type)
-    lead = student[0].shape[:-1]
-    own = checked_model(op, "student", student, cast)
-    taught = checked_model(op, "teacher", teacher, cast)
-    sizes = student[1].shape[0], teacher[1].shape[0]
+    own, taught = (
+        checked_model(op, name, model, cast)
+        for name, model in (("student", student), ("teacher", teacher))
+    )
+    sizes = len(own[1]), len(taught[1])
     if entries is None and sizes[0] != sizes[1]:
         raise ValueError(
             f"{op}: student_weight has {sizes[0]} columns of logits, teacher_weight {sizes[1]}; "
@@ -225,17 +224,13 @@ def _linear(
         raise ValueError(f"{op}: entries {compared}; from 1 to {min(sizes)} wanted")
     if slot is not None and (slot.shape, slot.dtype) != (own[1].shape, own[1].dtype):
         raise ValueError(f"{op}: slot {list(slot.shape)}, {slot.dtype}, is not of student_weight")
-    rows = flat_rows(op, mask, lead, student[0].device)
-    if rows is not None and rows.dtype == torch.bool:
-        rows = row_indices(rows, lead.numel(), rows.device)
-    num_counted = lead.numel() if rows is None else rows.shape[0]
     # torch.compile traces no bool() of a tensor.
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in student]
-    keep = any(wanted) and keeps(num_counted, compared, own[0])
+    keep = any(wanted) and keeps(len(own[0] if rows is None else rows), compared, own[0])
     into = own[1] if slot is None or not (slot.requires_grad and wanted[1]) else slot
-    options = (compared, temperature, weight, tolerance, divergence, wanted, keep)
-    losses, _ = _op(own[0], into, own[2], own[1], rows, *taught, *options)
-    return reduce_rows(losses, rows, lead, reduction)
+    numbers = (compared, *options, DIVERGENCES.index(divergence), wanted, keep)
+    losses, _ = _op(own[0], into, own[2], own[1], rows, *taught, *numbers)
+    return losses
 
 
 def linear_kl(
@@ -249,6 +244,7 @@ def linear_kl(
     teacher_bias: Tensor | None = None,
     entries: int | None = None,
     slot: Tensor | None = None,
+    divergence: str = "kl",
     temperature: float = 1.0,
     weight: float = 1.0,
     tolerance: float = 0.0,
@@ -272,43 +268,27 @@ def linear_kl(
             more, not the same number. None: all, and both have as many.
         slot: of `linear_cross_entropy` on the same student_weight, whose gradient is then that of
             both, with one [V, Ds] in memory.
+        divergence: "kl"; or "mse", in its place sum_v (z_s - z_t)^2 without a temperature, as in
+            VE-KD's code (weight 1 / V for a mean).
         reduction: as in `masked_kl`.
 
     Returns:
         Loss in float32; gradients reach student_hidden, student_weight and student_bias.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, vocabularies of unlike size, more
-            entries than one of them has, row indices out of range (CPU), temperature <= 0, weight
-            or tolerance below 0, an unknown reduction.
+        ValueError: what `masked_kl` refuses, vocabularies of unlike size, more entries than one of
+            them has.
         RuntimeError: derivatives that `masked_kl` refuses, too.
     """
-    return _linear(
-        "linear_kl", KL, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
-        temperature, weight, tolerance, reduction,
+    op, lead = "linear_kl", student_hidden.shape[:-1]
+    check_options(op, weight, tolerance, reduction, temperature)
+    check_pair(op, "hidden", student_hidden, teacher_hidden, same_last=False)
+    rows = flat_rows(op, mask, lead, student_hidden.device)
+    if rows is not None and rows.dtype == torch.bool:
+        rows = row_indices(rows, lead.numel(), rows.device)
+    losses = _losses(
+        (student_hidden, student_weight, student_bias),
+        (teacher_hidden, teacher_weight, teacher_bias),
+        rows, entries, slot, divergence, temperature, weight, tolerance,
     )  # fmt: skip
-
-
-def linear_mse(
-    student_hidden: Tensor,
-    student_weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    mask: Tensor | None = None,
-    *,
-    student_bias: Tensor | None = None,
-    teacher_bias: Tensor | None = None,
-    entries: int | None = None,
-    slot: Tensor | None = None,
-    weight: float = 1.0,
-    tolerance: float = 0.0,
-    reduction: str = "mean",
-) -> Tensor:
-    """As `linear_kl` with row loss = max(weight * sum_v (z_s - z_t)^2 - tolerance, 0): squared
-    error on logits, summed over the vocabulary as in VE-KD's code (weight 1 / V for a mean)."""
-    return _linear(
-        "linear_mse", MSE, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
-        1.0, weight, tolerance, reduction,
-    )  # fmt: skip
+    return reduce_rows(losses, rows, lead, reduction)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._divergences import KL
+from ._divergences import DIVERGENCES, KL, MSE
 from ._rows import backward_rows, forward_rows, gradient_factor
 from ._shared import (
     accumulator,
+    check_choice,
     check_options,
     check_pair,
     chosen,
@@ -47,12 +48,8 @@ _op = differentiable(
     "masked_kl", _forward, backward_rows, outputs=_outputs, gradients=like_student, tensors=3
 )
 
-_FEW = 1 << 16
-"""Logits below which launching the kernels takes longer than PyTorch's own operations do."""
-
-
-def _takes_plain(student: Tensor, divergence: int) -> bool:
-    return student.is_cuda and divergence == KL and student.numel() <= _FEW
+FEW = 1 << 16
+"""Logits up to which launching the kernels takes longer than PyTorch's own operations do."""
 
 
 class _Plain(torch.autograd.Function):
@@ -94,45 +91,18 @@ class _Plain(torch.autograd.Function):
         return gradient, None, None, None, None, None
 
 
-def masked_divergence(
-    op: str,
-    divergence: int,
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    mask: Tensor | None,
-    temperature: float,
-    weight: float,
-    tolerance: float,
-    reduction: str,
-) -> Tensor:
-    """The checked call behind `masked_kl` and the functions of `masked_divergences`."""
-    check_pair(op, "logits", student_logits, teacher_logits)
-    check_options(op, weight, tolerance, reduction, temperature)
-    refuse_transforms(op, student_logits)
-    lead, width = student_logits.shape[:-1], student_logits.shape[-1]
-    rows = flat_rows(op, mask, lead, student_logits.device)
-    student = row_stride(student_logits.reshape(-1, width))
-    teacher = row_stride(teacher_logits.detach().reshape(-1, width))
-    if _takes_plain(student, divergence):
-        note_path("torch")
-        keep = row_mask(rows, len(student))
-        losses = _Plain.apply(student, teacher, keep, temperature, weight, tolerance)
-    else:
-        losses, _ = _op(student, teacher, rows, temperature, weight, tolerance, divergence)
-    return reduce_rows(chosen(losses, rows), rows, lead, reduction)
-
-
 def masked_kl(
     student_logits: Tensor,
     teacher_logits: Tensor,
     mask: Tensor | None = None,
     *,
+    divergence: str = "kl",
     temperature: float = 1.0,
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """KL divergence from teacher to student logits over the counted rows.
+    """KL divergence from teacher to student logits over the counted rows, or another.
 
     Row loss = max(weight * T^2 * KL(softmax(teacher / T) || softmax(student / T)) - tolerance, 0):
     Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2 (soft targets,
@@ -145,6 +115,10 @@ def masked_kl(
         mask: bool [...], True = counted, or int64 [n], indices into the flattened rows, each of
             which counts as often as it stands; None counts every row. Rows that are not counted
             may hold NaN.
+        divergence: "kl"; or in its place, as in Wen et al. 2023, "f-Divergence Minimization for
+            Sequence-Level Knowledge Distillation", on tokens: "reverse_kl", KL(student ||
+            teacher); "js", Jensen-Shannon's (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2; "tv",
+            total variation, sum |p - q| / 2, whose derivative is taken as 0 where p = q.
         reduction: "none" gives [...] with 0 at rows not counted; "sum"; "mean" divides by the
             number of counted rows and is 0 without any.
 
@@ -154,10 +128,22 @@ def masked_kl(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, row indices out of range (on a
             GPU index operations assert instead), temperature <= 0, weight or tolerance below 0,
-            an unknown reduction.
+            an unknown divergence or reduction.
         RuntimeError: second or forward-mode derivatives, or such by torch.func.
     """
-    return masked_divergence(
-        "masked_kl", KL, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction,
-    )  # fmt: skip
+    op = "masked_kl"
+    check_pair(op, "logits", student_logits, teacher_logits)
+    check_options(op, weight, tolerance, reduction, temperature)
+    check_choice(op, "divergence", divergence, DIVERGENCES[:MSE])
+    refuse_transforms(op, student_logits)
+    lead, width = student_logits.shape[:-1], student_logits.shape[-1]
+    rows = flat_rows(op, mask, lead, student_logits.device)
+    student = row_stride(student_logits.reshape(-1, width))
+    teacher = row_stride(teacher_logits.detach().reshape(-1, width))
+    options = (temperature, weight, tolerance)
+    if divergence == "kl" and student.is_cuda and student.numel() <= FEW:
+        note_path("torch")
+        losses = _Plain.apply(student, teacher, row_mask(rows, len(student)), *options)
+    else:
+        losses, _ = _op(student, teacher, rows, *options, DIVERGENCES.index(divergence))
+    return reduce_rows(chosen(losses, rows), rows, lead, reduction)

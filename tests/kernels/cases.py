@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -227,6 +228,10 @@ def _layers(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
     return student, teacher
 
 
+def _of(divergence: str) -> Callable[..., Tensor]:
+    return partial(ds_kernels.masked_kl, divergence=divergence)
+
+
 def _single(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda student, teacher, mask=None, **options: op(
         student[0], teacher[0], mask, **options
@@ -254,6 +259,7 @@ def _relation(student: Tensors, teacher: Tensors, mask: Any = None, **options: A
     return ds_kernels.relation_kl(student[0], teacher[0], mask, heads=HEADS, **options)
 
 
+_MSE = partial(ds_kernels.linear_kl, divergence="mse")
 KL = Case("kl", _logits, _single(ds_kernels.masked_kl), kl_rows)
 TOPK = Case("topk", make_topk, _topk, topk_rows, equal=False)
 LINEAR = Case("linear_kl", _heads, _linear(ds_kernels.linear_kl), _linear_rows, equal=False)
@@ -280,15 +286,13 @@ RELATION = Case(
 )
 CASES = [
     KL,
-    Case("reverse_kl", _logits, _single(ds_kernels.masked_reverse_kl), _reverse_rows),
-    Case("js", _logits, _single(ds_kernels.masked_js), _js_rows),
-    Case("tv", _logits, _single(ds_kernels.masked_tv), _tv_rows),
+    Case("reverse_kl", _logits, _single(_of("reverse_kl")), _reverse_rows),
+    Case("js", _logits, _single(_of("js")), _js_rows),
+    Case("tv", _logits, _single(_of("tv")), _tv_rows),
     COSINE,
     LAYER_COSINE,
     LINEAR,
-    Case(
-        "linear_mse", _heads, _linear(ds_kernels.linear_mse), _mse_rows, tempered=False, equal=False
-    ),
+    Case("linear_mse", _heads, _linear(_MSE), _mse_rows, tempered=False, equal=False),
     NESTED,
     TOPK,
     ATTENTION,

@@ -34,7 +34,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def kernels_on_few_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU, where plain PyTorch takes as few logits as most tests have."""
-    monkeypatch.setattr(cases.MODULES["masked_kl"], "_FEW", -1)
+    monkeypatch.setattr(cases.MODULES["masked_kl"], "FEW", -1)
 
 
 @pytest.fixture(autouse=True)
