@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +37,9 @@ from ds_distill.process.activity import announced
 from ds_distill.process.identity import get_rank, get_world_size
 from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
+
+if TYPE_CHECKING:
+    from ds_distill.tables import Table
 
 UntilOption = Annotated[
     str | None,
@@ -322,13 +326,6 @@ def profile(
         Path | None,
         typer.Option(help="Of a run: draw its models' quality against latency (.svg)."),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a Chrome trace (.json) of some steps, with memory; they are slower then. "
-            "Open it in ui.perfetto.dev."
-        ),
-    ] = None,
 ) -> None:
     """Where time and memory go: of each training of a recipe, or of a finished run's models.
 
@@ -342,70 +339,52 @@ def profile(
     """
     from ds_distill.reporting.figures import check_figure
 
+    run = Path(given.recipe)
     if figure is not None:
         check_figure(figure)
-    if (Path(given.recipe) / "recipe.yaml").is_file():
-        _models(Path(given.recipe), json, figure)
-    else:
+    if not (run / "recipe.yaml").is_file():
         if figure is not None:
             raise UserError(f"--figure {figure}: is of a finished run's models. Leave it out.")
-        _trainings(given, steps, folder, json, trace)
+        _trainings(given, steps, folder, json)
+        return
+    quiet_libraries()
+    from ds_distill.profiling.models import models_tables, plot_models, profile_models
+
+    found = profile_models(run, partial(say, error=True))
+    _show({"models": found}, models_tables(found), json)
+    if figure is not None:
+        plot_models(found, figure)
 
 
-def _trainings(
-    given: Given,
-    steps: int,
-    folder: Path | None,
-    json: Path | None,
-    trace: Path | None,
-) -> None:
+def _trainings(given: Given, steps: int, folder: Path | None, json: Path | None) -> None:
     whole = given.load()
     quiet_libraries()
-    import torch
-
     from ds_distill.check.check import open_sources
-    from ds_distill.profiling.trainings import (
-        profile_trainings,
-        shortening,
-        total_steps,
-        trainings_text,
-    )
-    from ds_distill.run.inputs import describe_environment
+    from ds_distill.profiling.trainings import profile_trainings, shortening, trainings_tables
 
     splits = {task: source.splits for task, source in open_sources(whole).items()}
     short = given.load(more=shortening(whole, steps, splits))
-    ranks = get_world_size()
     sentence = (
-        f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
-        "up, on few examples. What it says of their quality means nothing."
+        f"A short run: {steps} steps of each training beside those that warm up, on few examples. "
+        "What it says of their quality means nothing."
     )
     work = folder or Path("runs") / f"{short.name}-profile"
     try:
-        found = profile_trainings(short, work, trace, partial(say, sentence, error=True))
+        found = profile_trainings(short, work, partial(say, sentence, error=True))
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
-    if not found:  # another rank than the first
-        return
-    say("\n" + trainings_text(found, ranks), end="")
-    if json is not None:
-        environment = describe_environment(ranks, "cuda" if torch.cuda.is_available() else "cpu")
-        trainings = [one.to_json() for one in found]
-        content = {"recipe": short.name, "environment": environment, "trainings": trainings}
-        write_json_output(json, content)
+    if found:  # of the first rank
+        tables = trainings_tables(found, get_world_size())
+        _show({"recipe": short.name, "trainings": found}, tables, json)
 
 
-def _models(run: Path, json: Path | None, figure: Path | None) -> None:
+def _show(content: dict[str, Any], tables: Iterable[Table], json: Path | None) -> None:
     import torch
 
-    quiet_libraries()
-    from ds_distill.profiling.models import models_text, plot_models, profile_models
     from ds_distill.run.inputs import describe_environment
 
-    found = profile_models(run, partial(say, error=True))
-    say("\n" + models_text(found), end="")
+    say("\n" + "\n\n".join(table.text() for table in tables))
     if json is not None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        models = [one.to_json() for one in found]
-        write_json_output(json, {"environment": describe_environment(1, device), "models": models})
-    if figure is not None:
-        plot_models(found, figure)
+        environment = describe_environment(get_world_size(), device)
+        write_json_output(json, {"environment": environment, **content})

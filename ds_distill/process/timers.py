@@ -26,10 +26,8 @@ class Timers:
     where the GPU waits for Python, the part that is slow to start kernels has the time.
     """
 
-    def __init__(self, device: torch.device, *, annotate: bool = False) -> None:
-        """annotate: give torch.profiler the parts' names, too."""
+    def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self.annotate = annotate
         self._open = [REST]
         self._seconds: dict[str, float] = {}
         self._marks: list[tuple[str, Any]] = []
@@ -96,11 +94,7 @@ def timed(part: str) -> Iterator[None]:
     timers = _timers
     timers.begin(part)
     try:
-        if timers.annotate:
-            with torch.profiler.record_function(part):
-                yield
-        else:
-            yield
+        yield
     finally:
         timers.end()
 

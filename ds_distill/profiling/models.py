@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import PreTrainedModel
 from ds_distill.errors import UserError
 from ds_distill.planning.units import gib, milliseconds
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.phases import START
 from ds_distill.records import read_results
 from ds_distill.reporting.figures import new_figure, of_scores
@@ -29,35 +29,9 @@ SECONDS = 3.0
 """For each model and case, about."""
 
 
-@dataclass(frozen=True)
-class ProfiledModel:
-    """A model's size, quality and speed."""
-
-    name: str
-    role: str
-    """`teacher`, `student` or `control`: a student that no teacher taught."""
-    parameters: int
-    metric: MetricClass
-    score: float | None
-    """In that metric, on the split that the run's evaluate phase names."""
-    cases: list[Case]
-
-    @property
-    def file_bytes(self) -> int:
-        """Of its weights in fp32."""
-        return 4 * self.parameters
-
-    def to_json(self) -> dict[str, Any]:
-        cases = [
-            {
-                **asdict(case),
-                "percentiles": case.percentiles,
-                "texts_per_second": case.per_second,
-            }
-            for case in self.cases
-        ]
-        more = {"metric": self.metric.name, "file_bytes": self.file_bytes, "cases": cases}
-        return {**vars(self), **more}
+ProfiledModel = dict[str, Any]
+"""Its `name`, `role`, `parameters`, `file_bytes` of its weights in fp32, `metric` and `score` on
+the split that the run's evaluate phase names, None where it has none; and its `cases`."""
 
 
 @torch.inference_mode()
@@ -91,57 +65,59 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
             progress(f"Measuring batches of {batch}, {length} tokens each ...")
             for name, case in measure(loaded, batch, length, device, SECONDS).items():
                 cases[name].append(case)
-    metric = task_metric_of(record)
+    sizes = {name: sum(one.numel() for one in model.parameters()) for name, model in loaded.items()}
     return [
-        ProfiledModel(
-            name,
-            record["models"][name]["role"],
-            sum(parameter.numel() for parameter in model.parameters()),
-            metric,
-            record["models"][name].get(metric.name),
-            cases[name],
-        )
-        for name, model in loaded.items()
+        {
+            "name": name,
+            "role": record["models"][name]["role"],
+            "parameters": size,
+            "file_bytes": 4 * size,
+            **{"over": record["over"], "metric": record["metric"]},
+            "score": record["models"][name].get(record["metric"]),
+            "cases": [_as_json(case) for case in cases[name]],
+        }
+        for name, size in sizes.items()
     ]
 
 
-def models_text(models: Sequence[ProfiledModel]) -> str:
+def _as_json(case: Case) -> dict[str, Any]:
+    more = {"percentiles": case.percentiles, "texts_per_second": case.per_second}
+    return {**asdict(case), **more}
+
+
+def models_tables(models: Sequence[ProfiledModel]) -> Iterator[Table]:
     """Size, latency and throughput of finished models, and how many times the largest teacher's
     they are."""
-    return "\n\n".join(table.text() for table in _tables(models)) + "\n"
-
-
-def _tables(models: Sequence[ProfiledModel]) -> Iterator[Table]:
-    largest = max(models, key=lambda model: model.parameters)
+    largest = max(models, key=lambda model: model["parameters"])
     yield Table(
-        f"Size, against the largest, {largest.name}",
-        ["model", "parameters", "file", "times smaller", models[0].metric.name],
+        f"Size, against the largest, {largest['name']}",
+        ["model", "parameters", "file", "times smaller", models[0]["metric"]],
         [
             [
-                model.name,
-                f"{model.parameters / 1e6:.1f} M",
-                f"{model.file_bytes / 1e6:.1f} MB",
-                f"{largest.parameters / model.parameters:.1f}",
-                "" if model.score is None else f"{model.score:.3f}",
+                model["name"],
+                f"{model['parameters'] / 1e6:.1f} M",
+                f"{model['file_bytes'] / 1e6:.1f} MB",
+                f"{largest['parameters'] / model['parameters']:.1f}",
+                "" if model["score"] is None else f"{model['score']:.3f}",
             ]
             for model in models
         ],
     )
-    for number, first in enumerate(models[0].cases):
-        on_gpu = ["GiB"] if first.peak is not None else []
-        cases = [(model.name, model.cases[number]) for model in models]
-        slowest = largest.cases[number].median
+    for number, first in enumerate(models[0]["cases"]):
+        on_gpu = ["GiB"] if first["peak"] is not None else []
+        cases = [(model["name"], model["cases"][number]) for model in models]
+        slowest, *_ = largest["cases"][number]["percentiles"]
         yield Table(
-            f"Batch of {first.batch}, {first.length} tokens each; milliseconds of a batch",
+            f"Batch of {first['batch']}, {first['length']} tokens each; milliseconds of a batch",
             ["model", "p50", "p90", "p99", "batches", "texts/s", "times faster", *on_gpu],
             [
                 [
                     name,
-                    *map(milliseconds, case.percentiles),
-                    str(case.repeats),
-                    f"{case.per_second:,.1f}",
-                    f"{slowest / case.median:.2f}",
-                    *(gib(case.peak) for _ in on_gpu),
+                    *map(milliseconds, case["percentiles"]),
+                    str(len(case["seconds"])),
+                    f"{case['texts_per_second']:,.1f}",
+                    f"{slowest / case['percentiles'][0]:.2f}",
+                    *(gib(case["peak"]) for _ in on_gpu),
                 ]
                 for name, case in cases
             ],
@@ -153,27 +129,26 @@ _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:gree
 
 def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
     """Quality against latency. Raises UserError where no model has a score."""
-    metric = models[0].metric
+    metric = task_metric_of(models[0])
     factor = 100 if metric.is_share() else 1
-    scores = {model.name: factor * model.score for model in models if model.score is not None}
+    scores = {one["name"]: factor * one["score"] for one in models if one["score"] is not None}
     if not scores:
         raise UserError(f"--figure {path}: the run's evaluate phase gave no scores.")
-    cases = {
-        model.name: max((c for c in model.cases if c.batch == 1), key=lambda case: case.length)
-        for model in models
-    }
+    cases = [
+        max((c for c in m["cases"] if c["batch"] == 1), key=itemgetter("length")) for m in models
+    ]
+    times = {m["name"]: 1e3 * c["percentiles"][0] for m, c in zip(models, cases, strict=True)}
     with new_figure(path, (7.5, 4.5)) as [axis]:
         for role, colour in _COLOURS.items():
-            named = [model.name for model in models if model.role == role and model.name in scores]
-            times = [1e3 * cases[name].median for name in named]
-            axis.scatter(times, [scores[name] for name in named], color=colour, label=role)
-            for name, at in zip(named, times, strict=True):
+            named = [one["name"] for one in models if one["role"] == role and one["name"] in scores]
+            at = [(times[name], scores[name]) for name in named]
+            axis.scatter(*zip(*at, strict=True) if at else ([], []), color=colour, label=role)
+            for name, place in zip(named, at, strict=True):
                 beside = {"textcoords": "offset points", "xytext": (6, 4), "fontsize": 8}
-                axis.annotate(name, (at, scores[name]), **beside)
+                axis.annotate(name, place, **beside)
         axis.set_ylim(of_scores(scores.values(), in_percent=metric.is_share()))
-        axis.set_xlim(0, 1.3e3 * max(cases[name].median for name in scores))
-        longest = next(iter(cases.values())).length
-        axis.set_xlabel(f"median milliseconds of one text of {longest} tokens")
+        axis.set_xlim(0, 1.3 * max(times[name] for name in scores))
+        axis.set_xlabel(f"median milliseconds of one text of {cases[0]['length']} tokens")
         axis.set_ylabel(metric.title + (", %" if metric.is_share() else ""))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

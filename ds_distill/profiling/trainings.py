@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -18,19 +18,16 @@ import torch
 from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
-from ds_distill.files import write_text
 from ds_distill.planning.gpus import GPUS, own_gpu
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.units import duration, gib, milliseconds
 from ds_distill.process.identity import get_rank
-from ds_distill.process.lease import Locked, check_free
 from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.phases import Distil, TrainingPhase, training_name
 from ds_distill.run.execute import execute
-from ds_distill.run.folder import PROFILE, RunFolder
 from ds_distill.run.observer import BESIDE, Amount, Observer, read_timings
 from ds_distill.run.run import Run
 from ds_distill.tables import Table
@@ -44,9 +41,13 @@ _OTHER_EXAMPLES = 128
 """Of splits that no training reads."""
 
 
-def total_steps(measured: int) -> int:
-    """Optimizer steps of each training of which so many are to be measured."""
-    return WARM_UP_STEPS + measured
+Profiled = dict[str, Any]
+"""Of one model's training on rank 0: `steps`, how many were measured; `seconds` of one by part, and
+`quartiles` of them over samples; `beside`, seconds of what is not in every step, all together; of a
+step of this rank, by model, real `tokens` and the `flops` of these and of the head's rows; `peaks`,
+most bytes that torch had allocated on the GPU, by part, and on a CPU `resident`, those of the
+process; `device_flops` a second that this rank could do, by a data sheet, or measured on a CPU;
+`utilisation`, the share of them that it did. None for what is not known."""
 
 
 def shortening(recipe: Recipe, measured: int, splits: Mapping[str, Collection[str]]) -> list[str]:
@@ -55,13 +56,7 @@ def shortening(recipe: Recipe, measured: int, splits: Mapping[str, Collection[st
 
     splits: those that the data have, by task.
     """
-    return list(_overrides(recipe, total_steps(measured), splits))
-
-
-def _once(steps: int) -> int:
-    """A `save_every` that makes one checkpoint before the end, between two samples if it can."""
-    last = SAMPLE * ((steps - 1) // SAMPLE)
-    return last if 2 * last > steps else steps - 1
+    return list(_overrides(recipe, WARM_UP_STEPS + measured, splits))
 
 
 def _overrides(recipe: Recipe, steps: int, splits: Mapping[str, Collection[str]]) -> Iterator[str]:
@@ -74,7 +69,7 @@ def _overrides(recipe: Recipe, steps: int, splits: Mapping[str, Collection[str]]
             of_task[phase.split] = max(of_task.get(phase.split, 0), steps * phase.batch_size)
             yield f"phases.{name}.steps={steps}"
             yield f"phases.{name}.patience=null"
-            yield f"phases.{name}.save_every={_once(steps)}"
+            yield f"phases.{name}.save_every={steps - 1}"
     for name, task in recipe.tasks_by_name.items():
         section = "task" if name == LONE_TASK and recipe.task is not None else f"tasks.{name}"
         for split, most in wanted[name].items():
@@ -82,110 +77,33 @@ def _overrides(recipe: Recipe, steps: int, splits: Mapping[str, Collection[str]]
             yield f"{section}.data.limit.{split}={least}"
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """One model's training on rank 0."""
-
-    phase: str
-    model: str
-    steps: int
-    """How many were measured, after those that warm up."""
-    seconds: dict[str, float]
-    """Of a step, by part: means."""
-    quartiles: tuple[float, float]
-    """Seconds of a step: first and third quartile over samples of SAMPLE."""
-    beside: dict[str, float]
-    """Seconds of what is not in every step, all together."""
-    tokens: dict[str, float]
-    """Real ones in a step of this rank, by model."""
-    flops: dict[str, float]
-    """Of a step of this rank, by model: those of real tokens and of the head's rows."""
-    peaks: dict[str, int]
-    """Most bytes that torch had allocated on the GPU, by part; none on a CPU."""
-    resident: int | None
-    """Most bytes of the process on a CPU, where the system tells."""
-    device_flops: float | None
-    """Operations a second that this rank could do: a data sheet's, or measured on a CPU. None for
-    a GPU that is not known."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.phase}: {self.model}"
-
-    @property
-    def step_flops(self) -> float:
-        return sum(self.flops.values())
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step."""
-        return sum(self.seconds.values())
-
-    @property
-    def trained_tokens(self) -> float:
-        """Real tokens in a step of the models that train: of one, or of those with a shared head,
-        which have no teachers."""
-        return self.tokens.get("student") or sum(self.tokens.values())
-
-    @property
-    def utilisation(self) -> float | None:
-        """Share of the operations a second that the device could do (model FLOPs utilisation)."""
-        if self.device_flops is None:
-            return None
-        return self.step_flops / self.step / self.device_flops
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "step": self.step, "utilisation": self.utilisation}
-
-
 def profile_trainings(
-    short: Recipe,
-    work: Path,
-    trace: Path | None = None,
-    begins: Callable[[], None] = lambda: None,
+    short: Recipe, work: Path, begins: Callable[[], None] = lambda: None
 ) -> list[Profiled]:
-    """Run a recipe that was shortened, up to its last training, in a folder that is removed
+    """Run a recipe that was shortened, up to its last training, in a new folder that is removed
     afterwards. Every rank must call this; all but rank 0 return an empty list.
 
     begins: called on rank 0 before the first training, when nothing was refused.
 
-    Raises UserError for a recipe without training, and where `execute` does.
+    Raises UserError for a recipe without training, for a folder that is there, and where `execute`
+    does.
     """
     training = [n for n, phase in enumerate(short.phases) if isinstance(phase, TrainingPhase)]
     if not training:
         raise UserError(f"{short.name}: no phase trains, so there is nothing to profile.")
     is_main = get_rank() == 0
-    observer = Observer(trace, begins) if is_main else Observer()
-    with _folder_of_main(short, work) if is_main else nullcontext():
+    observer = Observer(begins) if is_main else Observer()
+    if is_main and work.is_dir() and any(work.iterdir()):
+        raise UserError(
+            f"--folder {work}: exists, and a profile's folder goes when it has ended. Remove it, "
+            "or name a new one."
+        )
+    try:
         with timed_collectives():
             runs = execute(short, work, first=training[-1] + 1, observer=observer)
-        if not is_main:
-            return []
-        return list(_profiled(next(iter(runs.values())), observer))
-
-
-@contextmanager
-def _folder_of_main(recipe: Recipe, work: Path) -> Iterator[None]:
-    """The folder of a profile, which is removed afterwards, whatever happens; what a killed one has
-    left is removed before. Raises UserError for any other folder that is there."""
-    if (work / PROFILE).is_file():
-        check_free(work)
-        shutil.rmtree(work)
-    elif work.is_dir() and any(work.iterdir()):
-        raise UserError(
-            f"--folder {work}: exists, and is not of a profile, whose folder goes when it "
-            "has ended. Name a new one."
-        )
-    RunFolder(work).check_new_or_same(recipe, resume=False)
-    write_text(work / PROFILE, "")
-    ours = True
-    try:
-        yield
-    except Locked:  # by another profile, which began at the same moment
-        ours = False
-        raise
+        return list(_profiled(next(iter(runs.values())), observer)) if is_main else []
     finally:
-        if ours:
+        if is_main:
             shutil.rmtree(work, ignore_errors=True)
 
 
@@ -211,24 +129,28 @@ def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
         for outputs in phase.trainings:
             key = number, training_name(outputs)
             timing, observed = timings[key], observer.trainings[key]
-            beside = timing.beside
-            for part in (part for part in BESIDE if part in observed.last):
-                beside[part] = beside.get(part, 0.0) + observed.last[part]
+            beside = Counter(timing.beside)
+            beside.update({part: observed.last[part] for part in BESIDE if part in observed.last})
             steps = [one for step, one in observed.amounts.items() if step >= WARM_UP_STEPS]
             counts = _model_flops(planner, number, phase, outputs)
-            yield Profiled(
-                run.recipe.phase_names()[number],
-                key[1],
-                timing.steps,
-                timing.seconds,
-                timing.quartiles,
-                beside,
-                {name: fmean(one[name].tokens for one in steps) for name in counts},
-                {name: fmean(of(one[name]) for one in steps) for name, of in counts.items()},
-                observed.peaks,
-                observed.resident,
-                _device_flops(run.world.device, model_dtype(run.deepspeed(phase))),
-            )
+            flops = {name: fmean(of(one[name]) for one in steps) for name, of in counts.items()}
+            device = _device_flops(run.world.device, model_dtype(run.deepspeed(phase)))
+            step = sum(timing.seconds.values())
+            yield {
+                "phase": run.recipe.phase_names()[number],
+                "model": key[1],
+                "steps": timing.steps,
+                "seconds": timing.seconds,
+                "step": step,
+                "quartiles": timing.quartiles,
+                "beside": dict(beside),
+                "tokens": {name: fmean(one[name].tokens for one in steps) for name in counts},
+                "flops": flops,
+                "peaks": observed.peaks,
+                "resident": observed.resident,
+                "device_flops": device,
+                "utilisation": device and sum(flops.values()) / step / device,
+            }
 
 
 def _model_flops(
@@ -277,55 +199,55 @@ def flops_of(model: PlannedModel, trains: bool) -> Callable[[Amount], float]:
 # ------------------------------------------------------------------------------------- as tables
 
 
-def trainings_text(trainings: Sequence[Profiled], ranks: int) -> str:
-    """Time, speed and memory of a step of each training, of rank 0."""
-    return "\n\n".join(table.text() for table in _tables(trainings, ranks)) + "\n"
-
-
 _BESIDE = ("validation", "checkpoint")
 
 
-def _tables(trainings: Sequence[Profiled], ranks: int) -> Iterator[Table]:
+def trainings_tables(trainings: Sequence[Profiled], ranks: int) -> Iterator[Table]:
+    """Time, speed and memory of a step of each training, of rank 0."""
     of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
-    parts = _parts(one.seconds for one in trainings)
+    names = [f"{one['phase']}: {one['model']}" for one in trainings]
+    each = [*zip(names, trainings, strict=True)]
+    parts = _parts(one["seconds"] for one in trainings)
     yield Table(
-        f"Milliseconds of a step, {of}means of {trainings[0].steps} steps",
+        f"Milliseconds of a step, {of}means of {trainings[0]['steps']} steps",
         ["phase: model", *parts, "step", "quartiles"],
         [
             [
-                one.name,
-                *(milliseconds(one.seconds.get(part)) for part in parts),
-                milliseconds(one.step),
-                "-".join(map(milliseconds, one.quartiles)),
+                name,
+                *(milliseconds(one["seconds"].get(part)) for part in parts),
+                milliseconds(one["step"]),
+                "-".join(map(milliseconds, one["quartiles"])),
             ]
-            for one in trainings
+            for name, one in each
         ],
     )
-    peaks = sorted({one.device_flops for one in trainings if one.device_flops is not None})
+    peaks = sorted({one["device_flops"] for one in trainings if one["device_flops"] is not None})
     of_device = " or ".join(f"{flops / 1e12:.3g} TFLOP/s" for flops in peaks)
-    on_gpu = [one for one in trainings if one.peaks]
+    on_gpu = any(one["peaks"] for one in trainings)
     whose = "NVIDIA's data sheet" if on_gpu else "measured here"
     yield Table(
         "Speed, and operations of real tokens and of the head's rows",
         ["phase: model", "tokens/s", "GFLOP a step", "TFLOP/s", "utilisation", *_BESIDE, "GiB"],
-        [
-            [
-                one.name,
-                f"{one.trained_tokens / one.step:,.0f}",
-                f"{one.step_flops / 1e9:,.1f}",
-                f"{one.step_flops / one.step / 1e12:,.3g}",
-                "" if one.utilisation is None else f"{one.utilisation:.0%}",
-                *(duration(one.beside[part]) if part in one.beside else "" for part in _BESIDE),
-                gib(max(one.peaks.values(), default=one.resident)),
-            ]
-            for one in trainings
-        ],
+        [[name, *_speed(one)] for name, one in each],
         [f"Utilisation: of {of_device}, {whose}."] if peaks else [],
     )
     if on_gpu:
-        parts = _parts(one.peaks for one in trainings)
-        rows = [[one.name, *(gib(one.peaks.get(part)) for part in parts)] for one in trainings]
+        parts = _parts(one["peaks"] for one in trainings)
+        rows = [[name, *(gib(one["peaks"].get(part)) for part in parts)] for name, one in each]
         yield Table("GiB allocated at most, by part", ["phase: model", *parts], rows)
+
+
+def _speed(one: Profiled) -> list[str]:
+    # Of the models that train: of one, or of those with a shared head, which have no teachers.
+    tokens, flops = one["tokens"], sum(one["flops"].values())
+    return [
+        f"{(tokens.get('student') or sum(tokens.values())) / one['step']:,.0f}",
+        f"{flops / 1e9:,.1f}",
+        f"{flops / one['step'] / 1e12:,.3g}",
+        "" if one["utilisation"] is None else f"{one['utilisation']:.0%}",
+        *(duration(one["beside"][part]) if part in one["beside"] else "" for part in _BESIDE),
+        gib(max(one["peaks"].values(), default=one["resident"])),
+    ]
 
 
 def _parts(of_each: Iterable[Iterable[str]]) -> list[str]:

@@ -37,13 +37,10 @@ from ds_distill.records import TrainedModel, read_object, read_record
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation scores."""
 
-PROFILE = ".profile"
-"""A file in the folder of a profile, which goes when that ends, or when the next one begins."""
-
 SWEEP = "sweep.json"
 """Of a folder that holds a sweep: the recipe of each run, which are in its folder runs/."""
 
-BEFORE_A_RUN = {*(".recipe.yaml.tmp", lease.NAME, failures.FOLDER, PROFILE), *(LAUNCHED, STOP)}
+BEFORE_A_RUN = {*(".recipe.yaml.tmp", lease.NAME, failures.FOLDER), *(LAUNCHED, STOP)}
 """What a start may leave in a folder that holds no run yet: a launch's order to its ranks, and what
 a kill leaves, or a rank's failure."""
 

@@ -11,15 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.engine.config import STEPS_AHEAD
-from ds_distill.files import new_file
 from ds_distill.process.peak_memory import forget_resident_peak, resident_peak
 from ds_distill.process.timers import REST, Timers
 from ds_distill.run.events import read_events
 from ds_distill.types import Batch
-
-TRACED = STEPS_AHEAD
-"""Steps of a training that are in its trace: its last ones, with a pass of live teachers."""
 
 
 @dataclass(frozen=True)
@@ -56,38 +51,22 @@ class Training:
 class Observer:
     """Observes the trainings of a run."""
 
-    def __init__(
-        self, trace: Path | None = None, begins: Callable[[], None] = lambda: None
-    ) -> None:
-        """trace: the file for a Chrome trace of some steps of the last training; None on ranks that
-        write none. begins: called before the first training."""
+    def __init__(self, begins: Callable[[], None] = lambda: None) -> None:
+        """begins: called before the first training."""
         self.trainings: dict[tuple[int, str], Training] = {}
         """By the phase's number and the model that is trained."""
-        self._trace, self._begins = trace, begins
-        self._torch: Any = None
+        self._begins = begins
         self._current: tuple[Training, Timers] | None = None
 
-    def start(self, training: tuple[int, str], device: torch.device, steps: int) -> Timers:
+    def start(self, training: tuple[int, str], device: torch.device) -> Timers:
         """A training begins, named by its phase's number and its model. Returns its timers."""
         if not self.trainings:
             self._begins()
         self.trainings[training] = observed = Training()
-        if self._trace is not None:
-            first = max(steps - TRACED - 1, 0)
-            activities = [torch.profiler.ProfilerActivity.CPU]
-            if device.type == "cuda":
-                activities.append(torch.profiler.ProfilerActivity.CUDA)
-            self._torch = torch.profiler.profile(
-                activities=activities,
-                schedule=torch.profiler.schedule(wait=first, warmup=1, active=TRACED, repeat=1),
-                profile_memory=True,
-            )
-            self._torch.start()
-        annotate = self._trace is not None
         if device.type == "cuda":
-            timers: Timers = _PeakTimers(device, observed.peaks, annotate=annotate)
+            timers: Timers = _PeakTimers(device, observed.peaks)
         else:
-            timers = Timers(device, annotate=annotate)
+            timers = Timers(device)
             forget_resident_peak()
         self._current = observed, timers
         return timers
@@ -101,8 +80,7 @@ class Observer:
         self.trainings[training].amounts[step] = found
 
     def after_step(self) -> None:
-        if self._torch is not None:
-            self._torch.step()
+        """A step has ended."""
 
     def end(self) -> None:
         """The training has ended."""
@@ -111,19 +89,14 @@ class Observer:
         observed.last = timers.read()
         if not isinstance(timers, _PeakTimers):
             observed.resident = resident_peak()
-        if self._torch is not None and self._trace is not None:
-            self._torch.stop()
-            with new_file(self._trace) as aside:
-                self._torch.export_chrome_trace(str(aside))
-            self._torch = None
 
 
 class _PeakTimers(Timers):
     """Timers that note the most memory of a GPU in each part, too."""
 
-    def __init__(self, device: torch.device, peaks: dict[str, int], *, annotate: bool) -> None:
+    def __init__(self, device: torch.device, peaks: dict[str, int]) -> None:
         self._peaks = peaks
-        super().__init__(device, annotate=annotate)
+        super().__init__(device)
 
     def begin(self, part: str) -> None:
         self._note()

@@ -97,7 +97,7 @@ class _Training:
         if run.observer is None:
             self.timers = Timers(run.world.device)
         else:
-            self.timers = run.observer.start(job.key, run.world.device, self.total_steps)
+            self.timers = run.observer.start(job.key, run.world.device)
         self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""

@@ -32,7 +32,6 @@ def profiled(tmp_path_factory, command_environment):
     command = [Path(sys.executable).with_name("deepspeed"), "--num_gpus", "2"]
     command += ["--master_port", free_port(), "--module", "ds_distill", "profile"]
     command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
-    command += ["--trace", "trace.json"]
     path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
     environment = {**command_environment, "LOCAL_SIZE": "2", "PYTHONPATH": path}
     done = ended(*command, env=environment, cwd=here, timeout=600)
@@ -61,13 +60,12 @@ def test_operations_are_of_all_models_that_run(profiled):
     flops = student["flops"]
     assert flops["student"] == pytest.approx(flops["first"], rel=0.05)
     assert student["tokens"]["first"] == student["tokens"]["student"] > 4 * 3
-    assert 0 < student["utilisation"] < 2  # the machine's speed is measured afterwards
+    whole = sum(flops.values()) / student["step"] / student["device_flops"]
+    assert student["utilisation"] == pytest.approx(whole)
+    assert 0 < whole < 2  # the machine's speed is measured afterwards
 
 
 def test_what_is_left_behind(profiled):
     here, _, printed = profiled
     assert not (here / "work").exists()
     assert "teacher first" in printed and "of rank 0 of 2" in printed
-    events = json.loads((here / "trace.json").read_text())["traceEvents"]
-    names = {event.get("name") for event in events}
-    assert {"teacher first", "backward", "[memory]"} <= names

@@ -14,20 +14,19 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning.models import PlannedModel
-from ds_distill.profiling.models import Case, ProfiledModel, models_text
+from ds_distill.profiling.models import _as_json, models_tables
 from ds_distill.profiling.trainings import (
-    Profiled,
     flops_of,
     profile_trainings,
     shortening,
-    total_steps,
-    trainings_text,
+    trainings_tables,
 )
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
-from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import TrainingPhase
 from ds_distill.run.observer import Amount, Observer
+from ds_distill.run.speed import Case
+from ds_distill.training.meter import WARM_UP_STEPS
 
 LENGTHS = [9, 40, 23]
 
@@ -94,7 +93,7 @@ def test_each_recipe_can_be_made_short(name, small):
         assert task.data.limit["validation"] <= 128
     for phase, before in zip(short.phases, whole.phases, strict=True):
         if isinstance(phase, TrainingPhase) and isinstance(before, TrainingPhase):
-            assert phase.steps == total_steps(25) and phase.patience is None
+            assert phase.steps == WARM_UP_STEPS + 25 and phase.patience is None
             assert phase.save_every is not None and phase.steps < 2 * phase.save_every
             limit = short.task_of(phase).data.limit[phase.split]
             limited = whole.task_of(phase).data.limit.get(phase.split, limit)
@@ -121,16 +120,19 @@ PROFILED: dict[str, Any] = {
     "peaks": {"student": 2**30, "backward": 2**31},
     "resident": None,
     "device_flops": 3e12,
+    "step": 0.113,
+    "utilisation": 15e10 / 0.113 / 3e12,
 }
 
 
+def shown(ranks: int, *trainings: dict[str, Any]) -> str:
+    return "\n".join(table.text() for table in trainings_tables(trainings, ranks))
+
+
 def test_a_profile_says_time_speed_and_memory():
-    one = Profiled(**PROFILED)
     seconds = {"student": 0.1, "optimizer": 0.0, "other": 0.0}
-    other = Profiled(**{**PROFILED, "phase": "teach", "seconds": seconds})
-    assert one.step == pytest.approx(0.113)
-    assert one.utilisation == pytest.approx(15e10 / 0.113 / 3e12)
-    text = trainings_text([other, one], 2)
+    other = {**PROFILED, "phase": "teach", "seconds": seconds}
+    text = shown(2, other, PROFILED)
     assert "of rank 0 of 2, means of 25 steps" in text
     [header] = [line for line in text.splitlines() if "teacher a" in line]
     parts = ["data", "teacher", "a", "student", "backward", "optimizer", "other"]
@@ -139,16 +141,13 @@ def test_a_profile_says_time_speed_and_memory():
     assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
     assert rows[1][2:] == ["8,850", "150.0", "1.33", "44%", "500.0", "ms", "2.00"]
     assert rows[2][2:] == ["1.00", "2.00"]
-    on_cpu = Profiled(**{**PROFILED, "peaks": {}, "resident": 3 * 2**30})
-    text = trainings_text([on_cpu], 1)
+    text = shown(1, {**PROFILED, "peaks": {}, "resident": 3 * 2**30})
     assert " 3.00" in text and "GiB allocated at most" not in text and "of rank" not in text
 
 
 def test_models_that_are_trained_together_have_their_tokens_added():
     """As in `mt-bert`: after all that it had measured a profile ended in a traceback."""
-    one = Profiled(**{**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
-    assert one.trained_tokens == 1000.0
-    assert "8,850" in trainings_text([one], 1)
+    assert "8,850" in shown(1, {**PROFILED, "tokens": {"first": 600.0, "second": 400.0}})
 
 
 def test_a_profile_says_what_it_is_when_it_begins(tmp_path, toy_recipe, monkeypatch):
@@ -156,7 +155,7 @@ def test_a_profile_says_what_it_is_when_it_begins(tmp_path, toy_recipe, monkeypa
 
     def trains(recipe: Any, path: Path, *, observer: Observer, **options: Any) -> None:
         for number in range(2):
-            observer.start((number, "student"), torch.device("cpu"), 8)
+            observer.start((number, "student"), torch.device("cpu"))
         raise UserError("planted")
 
     monkeypatch.setattr("ds_distill.profiling.trainings.execute", trains)
@@ -165,11 +164,11 @@ def test_a_profile_says_what_it_is_when_it_begins(tmp_path, toy_recipe, monkeypa
 
 
 def test_a_profile_that_fails_leaves_nothing_in_the_way(tmp_path, toy_recipe, monkeypatch):
-    """Nor does one that is killed; a folder of others stays."""
+    """A folder that was there stays."""
     recipe, work = load_recipe(toy_recipe), tmp_path / "profile"
 
     def fails(recipe: Any, path: Path, **options: Any) -> None:
-        assert sorted(file.name for file in path.iterdir()) == [".profile"]
+        path.mkdir()
         (path / "recipe.yaml").write_text("")
         raise ValueError("planted")
 
@@ -178,14 +177,9 @@ def test_a_profile_that_fails_leaves_nothing_in_the_way(tmp_path, toy_recipe, mo
         with pytest.raises(ValueError, match="planted"):
             profile_trainings(recipe, work)
         assert not work.exists()
-    work.mkdir()
-    for name in (".profile", "recipe.yaml"):  # as a kill leaves them
-        (work / name).write_text("")
-    with pytest.raises(ValueError, match="planted"):
-        profile_trainings(recipe, work)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "recipe.yaml").write_text("")
-    with pytest.raises(UserError, match=r"is not of a profile.* Name a new one"):
+    with pytest.raises(UserError, match=r"exists.* or name a new one"):
         profile_trainings(recipe, tmp_path / "mine")
     assert (tmp_path / "mine" / "recipe.yaml").exists()
 
@@ -196,7 +190,8 @@ def test_a_percentile_needs_batches_beyond_it(batches, known):
     assert [value is not None for value in case.percentiles] == [True] * known + [False] * (
         3 - known
     )
-    model = ProfiledModel("a", "teacher", 10, METRICS["classes"]["accuracy"], 0.5, [case])
+    model = {"name": "a", "parameters": 10, "file_bytes": 40, "metric": "f1", "score": 0.5}
     assert case.median == pytest.approx(0.0005 * (batches + 1))
-    [row] = [line for line in models_text([model]).splitlines() if f" {batches} " in line]
+    _, table = models_tables([{**model, "cases": [_as_json(case)]}])
+    [row] = [line for line in table.text().splitlines() if f" {batches} " in line]
     assert len(row.split()) == 4 + known

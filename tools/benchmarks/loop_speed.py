@@ -45,19 +45,19 @@ from ds_distill.views import PaddedView
 class Rival(Observer):
     """Stands where an observer would: makes a step of the bare loop after each of the run's."""
 
-    def __init__(self, batch: int, config: str) -> None:
+    def __init__(self, batch: int, config: str, steps: int) -> None:
         super().__init__()
-        self._batch, self._config = batch, config
+        self._batch, self._config, self._steps = batch, config, steps
         self._batches: dict[int, Batch] = {}
         self._step = 0
         self.seconds: dict[str, list[float]] = {"ours": [], "bare": []}
 
-    def start(self, training: tuple[int, str], device: torch.device, steps: int) -> Timers:
+    def start(self, training: tuple[int, str], device: torch.device) -> Timers:
         config = deepspeed_config(self._config, Training(batch_size=self._batch), 1)
         model = load_model(
             CLASSIFIER, resolve_model(MINILM), LABELS, new_head=True, seed=0, attention="eager"
         ).to(model_dtype(config))
-        settings = OptimizerSettings(1e-5, 0.01, steps, 0)
+        settings = OptimizerSettings(1e-5, 0.01, self._steps, 0)
         optimizer = _adamw(weight_groups(Bundle(model, {}))[1], settings)
         self._engine, *_ = deepspeed.initialize(
             model=model,
@@ -127,7 +127,7 @@ def main() -> None:
         file = Path(name) / "recipe.yaml"
         file.write_text(yaml.safe_dump(recipe(given.steps, given.batch, given.length)))
         loaded = load_recipe(str(file))
-        rival = Rival(given.batch, loaded.deepspeed)
+        rival = Rival(given.batch, loaded.deepspeed, given.steps)
         runs = execute(loaded, Path(name) / "run", observer=rival)
         world = runs["task"].world
         seconds = {name: each[WARM_UP_STEPS:] for name, each in rival.seconds.items()}
