@@ -78,16 +78,19 @@ def test_what_teachers_read_at_once(
     assert said == bool(expected)
 
 
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero3_fp32"])
 def test_a_stop_within_a_window_changes_nothing(
     toy_settings: dict[str, Any],
     tmp_path: Path,
     heard: list[int],
     monkeypatch: pytest.MonkeyPatch,
+    config: str,
 ) -> None:
     """Teachers read its texts again: what they say depends, in the last digits, on what they read
     together."""
     monkeypatch.setattr(stopping, "_requested", None)
-    recipe = load_recipe(recipe_of(toy_settings, tmp_path), ["training.save_every=3"])
+    file = recipe_of(toy_settings, tmp_path, deepspeed=config)
+    recipe = load_recipe(file, ["training.save_every=3"])
     run_recipe(recipe, tmp_path / "whole")
     save = Checkpoints.save
 
