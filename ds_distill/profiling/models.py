@@ -143,9 +143,9 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
             named = [one["name"] for one in models if one["role"] == role and one["name"] in scores]
             at = [(times[name], scores[name]) for name in named]
             axis.scatter(*zip(*at, strict=True) if at else ([], []), color=colour, label=role)
-            for name, place in zip(named, at, strict=True):
+            for name, position in zip(named, at, strict=True):
                 beside = {"textcoords": "offset points", "xytext": (6, 4), "fontsize": 8}
-                axis.annotate(name, place, **beside)
+                axis.annotate(name, position, **beside)
         axis.set_ylim(of_scores(scores.values(), in_percent=metric.is_share()))
         axis.set_xlim(0, 1.3 * max(times[name] for name in scores))
         axis.set_xlabel(f"median milliseconds of one text of {cases[0]['length']} tokens")
