@@ -49,6 +49,11 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
+def files_beside(path: Path) -> list[str]:
+    """Names in the folder of a path, which may be there or not."""
+    return os.listdir(path.parent) if os.path.isdir(path.parent) else []
+
+
 def is_file(path: Path) -> bool:
     """Whether a path from a user is a file; one that is too long for a path is none."""
     try:

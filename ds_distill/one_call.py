@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_text
 from ds_distill.recipe import Recipe
 from ds_distill.run.folder import Resume, RunFolder
@@ -105,8 +104,6 @@ def distil(
     from ds_distill.recipe import load_recipe
 
     path = Path(folder or Path("runs") / Path(data).resolve().name.split(".")[0])
-    if not Path(data).exists():
-        raise UserError(f"{data}: no such file or folder.")
     found = guess(Path(data), DataOptions(task, text, label))
     written = recipe_text(found, str(data), list(teachers), student)
     recipe = path.with_name(f"{path.name}.yaml")

@@ -138,8 +138,6 @@ def init(
     target = output or Path(f"{data.resolve().name.split('.')[0]}.yaml")
     if target.exists() and not force:
         raise UserError(f"{target}: is there already. Name another file with --output, or --force.")
-    if not data.exists():
-        raise UserError(f"{data}: no such file or folder.")
     teachers = teacher or [DEFAULT_TEACHER]
     go_offline([*teachers, *([student] if student else [])])
     import_without_torch()

@@ -7,7 +7,6 @@ maps into memory; the file's name is a hash of all it depends on.
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
@@ -25,6 +24,7 @@ from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix, open_file
 from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import files_beside
 from ds_distill.recipe.tasks import Task, key_of, labels_named
 
 Progress = Callable[[int, int], None]
@@ -367,14 +367,13 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
     Raises UserError where it cannot be loaded, or has no such split.
     """
     path, config = task.data.path, task.data.config
+    near = did_you_mean(Path(path).name, files_beside(Path(path).expanduser()))
     no_hub_id = path.startswith((".", "/", "~")) or path.count("/") > 1 or ":" in path
     # `csv` and the like are loaders of `datasets`, which would take files of this folder.
     loaders = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
     if no_hub_id or path in loaders or file_suffix(Path(path)):
-        parent = Path(path).expanduser().parent
-        there = list(map(str, parent.iterdir())) if os.path.isdir(parent) else []
         raise UserError(
-            f"no such file or folder.{did_you_mean(path, there)} "
+            f"no such file or folder.{near} "
             "Give a folder, a file, data:NAME, the id of a hub data set, or "
             "docstrings:PACKAGE,PACKAGE.",
             at=f"{key_of(task, 'data.path')}={path}",
@@ -388,8 +387,8 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
         name = f"{path} (configuration {config})" if config else path
         raise UserError(
             "this is no local file or folder, and the hub data set "
-            f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
-            "a local path.",
+            f"{name} could not be loaded: {reason}.{near} Check the name and the connection, or "
+            "give a local path.",
             at=f"{key_of(task, 'data.path')}={path}",
         ) from error
     names = task.data.own_splits() or {USUAL_NAMES.get(name, name): name for name in splits}

@@ -19,7 +19,8 @@ from ds_distill.data.labels import as_list
 from ds_distill.data.readers import open_file
 from ds_distill.data.sources import USUAL_NAMES, folder_splits, open_files
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import files_beside
 from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.models.configuration import check_head, load_config, usable_length
 from ds_distill.models.labels import are_generic, class_names
@@ -78,6 +79,9 @@ class Guess:
 
 def guess(data: Path, options: DataOptions) -> Guess:
     """Raises UserError for data that cannot be read, or whose columns cannot be told."""
+    if not data.exists():
+        near = did_you_mean(data.name, files_beside(data))
+        raise UserError(f"{data}: no such file or folder.{near}")
     splits, files = _splits(data)
     used = [split for split in ("train", "validation", "test") if split in files]
     tables = {split: _Table(files[split], options) for split in used}
@@ -93,16 +97,17 @@ def guess(data: Path, options: DataOptions) -> Guess:
         notes.append(f"It has no labels: {told.reader.name} says what they are.")
         splits = {name: file.name for name, file in files.items()}
     label = next((named[key] for key in _OF_LABELS if key in named), None)
+    for table in tables.values():
+        near = did_you_mean(label or "", table.values.keys() - told.values.keys())
+        if label not in table.values and near:
+            raise _unlike(table, label, told, near)
     for split in used[1:] if label is not None else ():
         if not tables[split].values.get(label or ""):
             notes.append(f"{files.pop(split).name} has no labels, and is left out.")
             splits = {name: file.name for name, file in files.items()}
     texts = [name for key, name in named.items() if key not in _OF_LABELS]
     if lacks := [name for name in texts if name not in train.rows]:
-        raise UserError(
-            f"{train.reader.name}: no column {lacks[0]!r}, which {told.reader.name} has. Call the "
-            "columns alike in all files."
-        )
+        raise _unlike(train, lacks[0], told)
     usual = Columns().model_dump()
     own = {key: name for key, name in named.items() if usual[key] != name}
     if own == {"text": "text_a", "text_b": "text_b"}:
@@ -110,6 +115,13 @@ def guess(data: Path, options: DataOptions) -> Guess:
     rows = list(zip(*(train.rows[name] for name in texts), strict=True))
     some = [_texts(row) for row in rows[:: max(1, len(rows) // LENGTHS)]]
     return Guess(task, own, splits, tuple(files), some, told is train, notes)
+
+
+def _unlike(table: _Table, lacks: str | None, other: _Table, near: str = "") -> UserError:
+    return UserError(
+        f"{table.reader.name}: no column {lacks!r}, which {other.reader.name} has.{near} Call the "
+        "columns alike in all files."
+    )
 
 
 _OF_LABELS = ("label", "tags", "spans", "answers")

@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import files_beside
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.section import Section
 from ds_distill.recipe.text import Dumper, Places, read
@@ -42,9 +43,10 @@ def recipe_path(reference: str | Path) -> Path:
         raise UserError(
             f"recipe {reference!r} is a folder. A recipe is a file or a built-in name.{name}"
         )
+    near = [*builtin, *(name for name in files_beside(path) if name.endswith(".yaml"))]
     raise UserError(
         f"recipe {reference!r} is neither a file nor a built-in "
-        f"recipe.{did_you_mean(reference, builtin)} Built-in: {', '.join(builtin)}."
+        f"recipe.{did_you_mean(reference, near)} Built-in: {', '.join(builtin)}."
     )
 
 

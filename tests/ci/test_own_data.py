@@ -105,7 +105,9 @@ def test_one_call_distils(tmp_path, monkeypatch, capsys):
     exec(code.replace('student="S")', f'student="S", overrides={fast})'), names)
     done = names["done"]
     shown = capsys.readouterr().out
-    assert "description: DATA, by ds-distill init." in shown and str(done.scores) in shown
+    assert "description: DATA, by ds-distill init." in shown and done.results["verdict"] in shown
+    assert all(f"{name:12} {score:.1%}\n" in shown for name, score in done.scores.items())
+    assert names["answer"]["predicted"] in labels
     assert done.folder == Path("runs/DATA") and Path("runs/DATA.yaml").is_file()
     assert {"teacher-1", "teacher-2", done.results["student"]} <= set(done.scores)
     assert done.scores[done.results["student"]] > 0.6

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,20 @@ PARSED_ONLY = {
 }
 """First words of the commands in the documents, and why they do not run here."""
 
-NOT_CODE = {"mermaid", "text", "json", "bibtex", "toml"}
-"""Languages of blocks that nothing can run."""
+NOT_CODE = {"mermaid", "json"}
+"""Languages of blocks that nothing can run: graphs, and rows of data."""
+
+TEXTS = {
+    "docs/extending.md": ["a recipe of the example package: tests/ci/test_outside_parts.py"],
+    "docs/own-data.md": ["a folder of data", "teachers in files: tests/unit/test_predictions.py"],
+    "docs/recipes.md": ["a small form: tests/unit/test_small_forms.py"],
+    "docs/reference.md": ["a line for editors"],
+    "docs/studies/domain-expertise.md": [
+        "a sweep: tests/unit/test_recipes_builtin.py",
+        "how to convert data that may not be passed on",
+    ],
+}
+"""Blocks of `text` by document: what each is, or the test that reads it."""
 
 
 def example_names() -> dict[str, Any]:
@@ -126,7 +139,7 @@ def test_the_code_of_the_example_package_is_that_of_its_files():
 
 @pytest.mark.parametrize("block", FENCED, ids=lambda block: block.place)
 def test_a_block_holds(block, tmp_path, toy_settings, parts_as_before):
-    if block.language in NOT_CODE:
+    if block.language in NOT_CODE or (block.language == "text" and block.document in TEXTS):
         return
     if block.language == "python" and block.document in RUN_ELSEWHERE:
         assert (ROOT / RUN_ELSEWHERE[block.document]).is_file()
@@ -149,14 +162,17 @@ def test_a_block_holds(block, tmp_path, toy_settings, parts_as_before):
 
 def check_yaml(block: Block, tmp_path: Path, toy_settings: dict) -> None:
     data = yaml.safe_load(block.text)
-    whole = isinstance(data, dict) and "phases" in data  # it is copied
+    whole = isinstance(data, dict) and {"phases", "student"} <= data.keys()  # it is copied
     more = data if isinstance(data, dict) else {"phases": data}
+    if "task" in more:
+        more["task"] = {**toy_settings["task"], **more["task"]}
+    toy_settings = {key: toy_settings[key] for key in toy_settings if f"{key}s" not in more}
     path = tmp_path / "snippet.yaml"
     path.write_text(block.text if whole else yaml.safe_dump({**toy_settings, **more}), "utf-8")
     recipe = load_recipe(path)
     assert [*name_mistakes(recipe), *phase_mistakes(recipe)] == []
     models = [model.model for model in [*recipe.teachers.values(), recipe.student]]
-    if all(model.startswith("pkg:") for model in models):
+    if all(str(model).startswith("pkg:") for model in models):
         check_recipe(recipe)
 
 
@@ -178,7 +194,7 @@ def check_command(line: str, written: dict[str, str]) -> None:
     for first, *words in alternatives(line):
         if first == "PYTHONPATH=kernels":
             first, *words = words
-        if first in ("cp", "mkdir"):
+        if first in ("cp", "mkdir", "source"):
             continue
         first = first.replace("python3", "python")
         assert first in PARSED_ONLY, f"{first!r} of {line!r}: teach this test what it is"
@@ -307,6 +323,21 @@ def test_the_architecture_names_every_room_and_its_files():
     there = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     there |= {path.name for path in package.glob("[!_]*.py")}
     assert named == there
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_the_page_of_commands_names_them_all():
+    [block] = [block for block in FENCED if block.document == "docs/commands.md"]
+    named = {line.split()[1] for line in block.text.splitlines() if line}
+    assert named == set(typer.main.get_command(app).commands)
+
+
+def test_each_block_of_text_is_accounted_for():
+    there = Counter(block.document for block in FENCED if block.language == "text")
+    assert there == {document: len(texts) for document, texts in TEXTS.items()}
 
 
 def test_commands_in_sentences_parse():

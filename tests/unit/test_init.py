@@ -272,7 +272,13 @@ def test_what_cannot_be_known_is_asked(models, tmp_path):
     teacher = ["--teacher", models / "first", "--output", tmp_path / "made.yaml"]
     (tmp_path / "odd.pdf").write_text("x")
     rows = [(tmp_path / "nothing", "", "no such file")]
+    rows += [(tmp_path / "od.pdf", "", "no such file or folder. Did you mean `odd.pdf`")]
     rows += [(tmp_path / "odd.pdf", "", "not a kind of data file")]
+    for split, other in [("train", "validation"), ("test", "train")]:
+        data = write(tmp_path / f"named otherwise in {split}", labelled(lambda n: "ab"[n % 2]))
+        own = data / f"{split}.jsonl"
+        own.write_text(own.read_text().replace('"label"', '"lable"'))
+        rows.append((data, "", f"{split}.*no column 'label', which .*{other}.* mean `lable`"))
     for number, (row, options, message) in enumerate(ASKED):
         rows.append((write(tmp_path / str(number), row), options, message))
     for place, options, message in rows:

@@ -108,7 +108,7 @@ def _weights(by_seed: dict[int, Record]) -> list[str]:
 
 
 def _differences(runs: dict[str, dict[int, Record]], other: str) -> str:
-    """Of methods with three seeds: the mean over the seeds, and its interval."""
+    """The mean over the seeds, and its interval where there are three."""
     heads = [f"less `{other}`", *MEASURES]
     text = row(heads) + row(["---"] * len(heads))
     for name, by_seed in runs.items():
@@ -132,7 +132,7 @@ def _difference(apart: list[float], form: str) -> str:
         return "-"
     interval = mean_interval(apart)
     if interval is None:
-        return f"{apart[0]:+{form}}, one seed"
+        return f"{apart[0]:+{form}}"
     low, high = interval
     beyond = "**" if low > 0 or high < 0 else ""
     return f"{beyond}{fmean(apart):+{form}}{beyond} ({low:+{form}} to {high:+{form}})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ds_distill.files import read_json
@@ -47,8 +46,6 @@ def markdown(name: str, table: dict[str, Any]) -> str:
         metric = METRICS[variant["over"]][variant["metric"]]
         text += f"\n`{label}`, {variant['examples']:,} examples of {variant['split']}:\n\n"
         text += f"{_values(variant, metric, table['seeds'])}\n{_differences(variant, metric)}\n"
-        seconds = (f"`{name}` {fmean(of):.0f}" for name, of in variant["seconds"].items())
-        text += f"Seconds, means: {', '.join(seconds)}.\n"
     where, file = table["environment"], f"results/papers/{name}.json"
     machine = f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
     date = where["dates"][-1].partition("T")[0]

@@ -295,11 +295,6 @@ def tables(runs: list[dict[str, Any]]) -> str:
             for one in found
         ]
         text += row(["gap closed by the gate", *(x for c in closed for x in ("", f"{c:.0%}"))])
-        text += "\nOther targets, right on test:\n\n"
-        text += row(["target", *(f"seed {one['seed']}" for one in found)])
-        text += row(["---"] * (1 + len(found)))
-        for name in first["variants"]:
-            text += row([name, *(f"{one['variants'][name]:.3f}" for one in found)])
     return text + "\n"
 
 
