@@ -114,12 +114,12 @@ def logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def add_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: Tensor) -> None:
-    """Add to the counted rows `start` to `end` of a tensor of zeros."""
+def put_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: Tensor) -> None:
+    """Write the counted rows `start` to `end` of a tensor."""
     if rows is None:
         target[start:end] = values
-    else:  # a row may stand twice; each address gets equal addends, in any order
-        target.index_add_(0, rows[start:end], values)
+    else:
+        target.index_copy_(0, rows[start:end], values)
 
 
 def unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Tensor:

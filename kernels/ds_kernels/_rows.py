@@ -11,8 +11,8 @@ which the hardware has one instruction. Shapes: N rows, V columns.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ._divergences import (
@@ -45,6 +45,7 @@ from ._tiles import (
     store,
     store_zeros,
     tiles,
+    uncounted,
     walk,
 )
 
@@ -99,12 +100,12 @@ def _forward_kernel(
     DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
     ROWS: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    row, keep = counted_row(counted, num_rows, ROWS)
+    number, row, keep = counted_row(counted, num_rows, ROWS)
     top_s = tl.zeros([], ACC)
     top_t = tl.zeros([], ACC)
     rest_s = tl.zeros([], ACC)
     rest_t = tl.zeros([], ACC)
-    loss = tl.zeros([], ACC)
+    loss = uncounted(ROWS, ACC)
     slope = tl.zeros([], ACC)
     if keep:
         base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
@@ -122,8 +123,8 @@ def _forward_kernel(
         # Last tile first: it is the one still in the cache.
         for part in tl.static_range(2, -1, -1):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = (begin + behind - 1 - number) * BLOCK + tile
+            for step in range(begin, behind):
+                at = (begin + behind - 1 - step) * BLOCK + tile
                 s, t = _pair(
                     student, teacher, bias_s, bias_t, at, shift, end, limit,
                     part != 1, BIAS_S, BIAS_T, ACC,
@@ -143,13 +144,13 @@ def _forward_kernel(
         loss = tl.sum(value, 0) * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
         slope = tl.sum(slopes, 0)
-    inside = keep | (ROWS != LISTED)
-    tl.store(losses + row, loss, mask=inside)
-    tl.store(stats + row, top_s, mask=inside)
-    tl.store(stats + num_rows + row, top_t, mask=inside)
-    tl.store(stats + 2 * num_rows + row, rest_s, mask=inside)
-    tl.store(stats + 3 * num_rows + row, rest_t, mask=inside)
-    tl.store(stats + 4 * num_rows + row, slope, mask=inside)
+    total = tl.num_programs(0).to(tl.int64)
+    tl.store(losses + number, loss)
+    tl.store(stats + number, top_s)
+    tl.store(stats + total + number, top_t)
+    tl.store(stats + 2 * total + number, rest_s)
+    tl.store(stats + 3 * total + number, rest_t)
+    tl.store(stats + 4 * total + number, slope)
 
 
 @jit
@@ -160,9 +161,9 @@ def _backward_kernel(
     DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    row, keep = counted_row(counted, num_rows, ROWS)
+    number, row, keep = counted_row(counted, num_rows, ROWS)
     if keep:
-        keep = not tl.load(losses + row) <= 0
+        keep = not tl.load(losses + number) <= 0
     base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
@@ -172,16 +173,17 @@ def _backward_kernel(
     else:
         student += base
         teacher += granules(row, stride_t, GRANULE)
-        top_s = tl.load(stats + row)
-        top_t = tl.load(stats + num_rows + row)
-        rest_s = tl.load(stats + 2 * num_rows + row)
-        rest_t = tl.load(stats + 3 * num_rows + row)
-        slope = tl.load(stats + 4 * num_rows + row)
-        scale = tl.load(upstream + row).to(ACC) * factor
+        total = tl.num_programs(0).to(tl.int64)
+        top_s = tl.load(stats + number)
+        top_t = tl.load(stats + total + number)
+        rest_s = tl.load(stats + 2 * total + number)
+        rest_t = tl.load(stats + 3 * total + number)
+        slope = tl.load(stats + 4 * total + number)
+        scale = tl.load(upstream + number).to(ACC) * factor
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
+            for step in range(begin, behind):
+                at = step * BLOCK + tile
                 s = load(student, at, shift, end, limit, part != 1, ACC)
                 t = load(teacher, at, shift, end, limit, part != 1, ACC)
                 _, q, derivative = elements(
@@ -197,6 +199,15 @@ def gradient_factor(temperature: float, weight: float, divergence: int) -> float
     return weight if divergence == MSE else weight * temperature
 
 
+def row_outputs(
+    student: Tensor, teacher: Tensor, rows: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    """Row losses [N], or of a list one for each index [n], and what the backward pass needs of each
+    [5, n]: both log-sum-exps, each in two parts, and the mean slope."""
+    number, acc = programs(rows, len(student))[0], accumulator(student, teacher)
+    return student.new_empty(number, dtype=acc), student.new_empty((5, number), dtype=acc)
+
+
 def forward_rows(
     student: Tensor,
     teacher: Tensor,
@@ -209,8 +220,7 @@ def forward_rows(
     bias_t: Tensor | None = None,
     unit_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses [N] and what the backward pass needs [5, N]: both log-sum-exps, each in two parts,
-    and the mean slope.
+    """As `row_outputs`.
 
     The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the
     divergence's derivative by the tempered student logits (KL and MSE only: the others' needs a
@@ -224,10 +234,8 @@ def forward_rows(
             student, teacher, rows, inverse_t, factor, tolerance, divergence,
             bias_s, bias_t, unit_gradient,
         )  # fmt: skip
-    acc = accumulator(student, teacher)
+    losses, stats = row_outputs(student, teacher, rows)
     num_rows, width = student.shape
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.empty(5, num_rows, dtype=acc, device=student.device)
     number, kind = programs(rows, num_rows)
     columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
     block, warps = row_tile(width, columns, warp_lanes(student.device))
@@ -246,7 +254,7 @@ def forward_rows(
             EXACT=student.element_size() > 2,
             BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
             ROWS=kind, GRADIENT=unit_gradient is not None,
-            num_warps=warps, **target_options(acc), **register_limit(64 if plain else 128),
+            num_warps=warps, **target_options(losses.dtype), **register_limit(64 if plain else 128),
         )  # fmt: skip
     return losses, stats
 
@@ -268,7 +276,7 @@ def backward_rows(
     inverse_t, factor = 1.0 / temperature, gradient_factor(temperature, weight, divergence)
     if not use_triton(student):
         return reference_backward(
-            upstream, student, teacher, losses, stats, inverse_t, factor, divergence
+            upstream, student, teacher, losses, stats, rows, inverse_t, factor, divergence
         )
     num_rows, width = student.shape
     gradient, listed = gradient_to_write(student, rows)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._divergences import KL, MSE, reference_elements, reference_softmax
-from ._shared import above_tolerance, accumulator, hinge, row_indices
+from ._shared import above_tolerance, accumulator, hinge, indices, row_parts
+from ._tiles import programs
 
 _REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
 
@@ -64,19 +65,13 @@ def reference_forward(
     size = max(1, _REFERENCE_ELEMENTS // width)
     if rows is None and unit_gradient is None and num_rows <= size:
         return _divergence(student, teacher, *options)[:2]
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(5, num_rows, dtype=acc, device=student.device)
-    chunks = (
-        [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
-        if rows is None
-        else row_indices(rows, num_rows, student.device).split(size)
-    )
-    for chunk in chunks:
-        losses[chunk], stats[:, chunk], derivative = _divergence(
-            student[chunk], teacher[chunk], *options
-        )
+    number = programs(rows, num_rows)[0]
+    losses = torch.zeros(number, dtype=acc, device=student.device)
+    stats = torch.zeros(5, number, dtype=acc, device=student.device)
+    for part, of in row_parts(rows, num_rows, size):
+        losses[part], stats[:, part], derivative = _divergence(student[of], teacher[of], *options)
         if unit_gradient is not None:
-            unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
+            unit_gradient[part] = derivative.to(unit_gradient.dtype)
     return losses, stats
 
 
@@ -86,27 +81,29 @@ def reference_backward(
     teacher: Tensor,
     losses: Tensor,
     stats: Tensor,
+    rows: Tensor | None,
     inverse_t: float,
     factor: float,
     divergence: int,
 ) -> list[Tensor]:
     num_rows, width = student.shape
-    gate, size = above_tolerance(losses), max(1, _REFERENCE_ELEMENTS // width)
-    whole = num_rows <= size and bool(gate.all())
+    gate, size, listed = above_tolerance(losses), _REFERENCE_ELEMENTS // width or 1, indices(rows)
+    whole = listed is None and num_rows <= size and bool(gate.all())
     if not whole:
         gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
-    for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
-        s = _tempered(student[chunk], None, inverse_t, losses.dtype)
-        t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
-        lse_s, lse_t, _, _, slope = stats[:, chunk, None]
+    for part in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
+        of = part if listed is None else listed[part]
+        s = _tempered(student[of], None, inverse_t, losses.dtype)
+        t = _tempered(teacher[of], None, inverse_t, losses.dtype)
+        lse_s, lse_t, _, _, slope = stats[:, part, None]
         p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
         if divergence == KL:
             derivative = q.sub_(p)
         else:
             _, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
             derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
-        derivative.mul_((upstream[chunk] * factor)[:, None])
+        derivative.mul_((upstream[part] * factor)[:, None])
         if whole:
             return [derivative.to(student.dtype)]
-        gradient[chunk] = derivative.to(student.dtype)
+        gradient[of] = derivative.to(student.dtype)
     return [gradient]

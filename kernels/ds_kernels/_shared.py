@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -106,11 +106,17 @@ def check_choice(op: str, name: str, value: str, known: Sequence[str]) -> None:
 def check_range(op: str, name: str, values: Tensor, most: int, *, least: int = 0) -> None:
     """Raise ValueError on CPU values outside least .. most. On a GPU it would wait for the
     device; there indices are checked where they are used."""
-    if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling():
+    if not _looks_at(values):
         return
     low, high = (int(bound) for bound in torch.aminmax(values))
     if low < least or high > most:
         raise ValueError(f"{op}: {name} run from {low} to {high}; {least} to {most} wanted")
+
+
+def _looks_at(values: Tensor) -> bool:
+    return (
+        bool(values.numel()) and values.device.type == "cpu" and not torch.compiler.is_compiling()
+    )
 
 
 def refuse_transforms(op: str, *student: Tensor | None) -> None:
@@ -138,7 +144,8 @@ def refuse_transforms(op: str, *student: Tensor | None) -> None:
 def flat_rows(
     op: str, mask: Tensor | None, lead: torch.Size, device: torch.device
 ) -> Tensor | None:
-    """The counted rows as None (all), bool [N], or int64 indices [n] into the flattened rows."""
+    """The counted rows as None (all), bool [N], or ascending int64 indices [n] into the flattened
+    rows."""
     if mask is None:
         return None
     if mask.device != device:
@@ -153,67 +160,51 @@ def flat_rows(
             f"got {mask.dtype} {list(mask.shape)}"
         )
     check_range(op, "row indices", mask, lead.numel() - 1)
+    if _looks_at(mask) and not bool((mask.diff() > 0).all()):
+        raise ValueError(f"{op}: row indices must ascend, each once")
     return mask
 
 
-def row_indices(rows: Tensor | None, num_rows: int, device: torch.device) -> Tensor:
-    """int64 indices of the counted rows. A bool mask costs one device synchronisation."""
+def indices(rows: Tensor | None) -> Tensor | None:
+    """The rows, where they are a list."""
+    return rows if rows is not None and rows.dtype != torch.bool else None
+
+
+def row_parts(
+    rows: Tensor | None, num_rows: int, size: int
+) -> Iterator[tuple[Tensor | slice, Tensor | slice]]:
+    """Where the losses of some of the counted rows stand, and these rows."""
     if rows is None:
-        return torch.arange(num_rows, device=device)
-    return rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
+        for start in range(0, num_rows, size):
+            part = slice(start, min(start + size, num_rows))
+            yield part, part
+        return
+    numbers = rows.nonzero().squeeze(1) if indices(rows) is None else torch.arange(len(rows))
+    for part in numbers.to(rows.device).split(size):
+        yield part, part if indices(rows) is None else rows[part]
 
 
-def row_mask(rows: Tensor | None, num_rows: int) -> Tensor | None:
-    """bool [N] of the counted rows, made without a device synchronisation."""
-    if rows is None or rows.dtype == torch.bool:
-        return rows
-    return torch.zeros(num_rows, dtype=torch.bool, device=rows.device).index_fill_(0, rows, True)
-
-
-def chosen(losses: Tensor, rows: Tensor | None) -> Tensor:
-    """What `reduce_rows` takes of losses [..., N]: one for each index, [..., n], or all."""
-    if rows is None or rows.dtype == torch.bool:
-        return losses
-    return losses.index_select(-1, rows)
-
-
-def reduce_rows(
-    losses: Tensor,
-    rows: Tensor | None,
-    lead: torch.Size,
-    reduction: str,
-) -> Tensor:
+def reduce_rows(losses: Tensor, rows: Tensor | None, lead: torch.Size, reduction: str) -> Tensor:
     """Reduce losses [..., N], 0 at rows not counted, or one for each row index, [..., n]."""
-    if reduction == "none":
-        if rows is not None and rows.dtype != torch.bool:
-            losses = losses.new_zeros(*losses.shape[:-1], lead.numel()).index_add(-1, rows, losses)
+    if reduction == "none" and indices(rows) is None:
         return losses.reshape(*losses.shape[:-1], *lead)
-    return reduce_losses(losses, rows, lead.numel(), reduction)
+    return reduce_losses(losses, rows, losses.shape[-1], reduction)
 
 
 def reduce_losses(
-    losses: Tensor,
-    rows: Tensor | None,
-    num_rows: int,
-    reduction: str,
-    heads: int = 1,
+    losses: Tensor, rows: Tensor | None, num_rows: int, reduction: str, heads: int = 1
 ) -> Tensor:
     """Reduce losses of counted rows, 0 elsewhere; "mean" also averages over heads."""
     if reduction == "none":
         return losses
     masked = rows is not None and rows.dtype == torch.bool
-    count = num_rows if rows is None else rows.numel()
-    plain = reduction == "mean" and not masked
-    if plain and losses.numel() == count > 0:
+    if reduction == "mean" and not masked and losses.numel() == num_rows > 0:
         return losses.mean()  # one launch
     total = losses.sum()
     if reduction == "sum":
         return total
-    if heads > 1:
-        total = total / heads
-    if rows is not None and masked:
-        return total / rows.sum().clamp(min=1)
-    return total / max(count, 1)
+    total = total / heads if heads > 1 else total
+    return total / (rows.sum().clamp(min=1) if rows is not None and masked else max(num_rows, 1))
 
 
 def hinge(value: Tensor, tolerance: float) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import constant, jit, tl
+from ._shared import constant, indices, jit, tl
 
 
 @jit
@@ -95,16 +95,23 @@ EVERY, MASKED, LISTED = constant(0), constant(1), constant(2)
 
 @jit
 def counted_row(counted, num_rows, ROWS: tl.constexpr):
-    """This program's row, and whether it counts. There is one for each row, or each of a list."""
+    """This program's number, its row, and whether that counts: one for each row, or each of a
+    list."""
     number = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
     if ROWS == LISTED:
         row = tl.load(counted + number)
-        # What is outside is asserted by the op that takes the losses of the list.
-        return row, (row >= 0) & (row < num_rows)
+        return number, row, (row >= 0) & (row < num_rows)
     elif ROWS == MASKED:
-        return number, tl.load(counted + number) != 0
+        return number, number, tl.load(counted + number) != 0
     else:
-        return number, number < num_rows
+        return number, number, number < num_rows
+
+
+@jit
+def uncounted(ROWS: tl.constexpr, ACC: tl.constexpr):
+    """The loss of a row that does not count; of an index of no row infinite, since what would raise
+    waits for the device."""
+    return tl.full([], float("inf") if ROWS == LISTED else 0.0, ACC)
 
 
 def granule(*tensors: Tensor) -> int:
@@ -130,7 +137,7 @@ def gradient_to_write(student: Tensor, rows: Tensor | None) -> tuple[Tensor, Ten
     """Where a backward kernel writes [N, V], and the list of rows that it is launched over. None:
     every row; a mask is in the losses, which are 0 of rows that do not count. With a list one fill
     of zeros is faster than a program for each row outside it."""
-    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    listed = indices(rows)
     made = torch.empty if listed is None else torch.zeros
     return made(student.shape, dtype=student.dtype, device=student.device), listed
 

@@ -10,6 +10,7 @@ Shapes: N rows, V columns.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ from ._tiles import (
     store,
     store_zeros,
     tiles,
+    uncounted,
     walk,
 )
 from ._topk_reference import reference_backward, reference_forward
@@ -76,7 +78,7 @@ def _sort_kernel(
     ids, counted, ordered, num_rows, K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr
 ):
     """The ids of counted rows in ascending order, padding (-1) first."""
-    row, keep = counted_row(counted, num_rows, ROWS)
+    _, row, keep = counted_row(counted, num_rows, ROWS)
     if keep:
         k = tl.arange(0, KP)
         columns = tl.load(ids + row * K + k, mask=k < K, other=2147483647)
@@ -147,11 +149,11 @@ def _forward_kernel(
     K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    row, keep = counted_row(counted, num_rows, ROWS)
+    number, row, keep = counted_row(counted, num_rows, ROWS)
     top = tl.zeros([], ACC)
     lse = tl.zeros([], ACC)
     log_rest = tl.zeros([], ACC)
-    loss = tl.zeros([], ACC)
+    loss = uncounted(ROWS, ACC)
     if keep:
         base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
         columns, entries, most_t, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
@@ -183,11 +185,11 @@ def _forward_kernel(
         # An id outside the row was not found, one that stands twice was found once.
         loss = tl.where(once, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
-    inside = keep | (ROWS != LISTED)
-    tl.store(losses + row, loss, mask=inside)
-    tl.store(stats + row, top, mask=inside)
-    tl.store(stats + num_rows + row, lse, mask=inside)
-    tl.store(stats + 2 * num_rows + row, log_rest, mask=inside)
+    total = tl.num_programs(0).to(tl.int64)
+    tl.store(losses + number, loss)
+    tl.store(stats + number, top)
+    tl.store(stats + total + number, lse)
+    tl.store(stats + 2 * total + number, log_rest)
 
 
 @jit
@@ -198,9 +200,9 @@ def _tail_backward_kernel(
     K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    row, keep = counted_row(counted, num_rows, ROWS)
+    number, row, keep = counted_row(counted, num_rows, ROWS)
     if keep:
-        keep = not tl.load(losses + row) <= 0
+        keep = not tl.load(losses + number) <= 0
     # Not V: Triton 3.6 would write each tile of a row whose number of tiles it knows.
     base, shift, end, limit = span(row, stride, width, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
@@ -211,20 +213,21 @@ def _tail_backward_kernel(
     else:
         student += base
         _, _, _, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
-        top = tl.load(stats + row)
-        lse = tl.load(stats + num_rows + row)
-        log_rest = tl.load(stats + 2 * num_rows + row)
+        total = tl.num_programs(0).to(tl.int64)
+        top = tl.load(stats + number)
+        lse = tl.load(stats + total + number)
+        log_rest = tl.load(stats + 2 * total + number)
         # q - p of a column in the tail is q times what all of them have in common.
         d = tl.fma(rest, LOG2E, -lse_t) - log_rest
         common = tl.where(log_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
-        common *= tl.load(upstream + row).to(ACC) * factor
+        common *= tl.load(upstream + number).to(ACC) * factor
         # One multiplication and addition a column; what its constant is rounded by all have alike.
         least = tl.fma(top, c, lse)
         common *= exp2(-(tl.fma(top, c, -least) + lse), PTX)
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
+            for step in range(begin, behind):
+                at = step * BLOCK + tile
                 x = load(student, at, shift, end, limit, part != 1, ACC)
                 q = exp2(tl.fma(x, c, -least), PTX)
                 store(gradient, at, q * common, shift, end, part != 1, GRANULE)
@@ -238,20 +241,30 @@ def _entries_backward_kernel(
     PTX: tl.constexpr,
 ):  # fmt: skip
     # A launch of its own: it overwrites columns that other threads of the tail kernel wrote.
-    row, keep = counted_row(counted, num_rows, ROWS)
+    number, row, keep = counted_row(counted, num_rows, ROWS)
     if keep:
-        keep = not tl.load(losses + row) <= 0
+        keep = not tl.load(losses + number) <= 0
     if keep:
         columns, entries, most, _, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
-        own -= tl.load(stats + row)
-        lse = tl.load(stats + num_rows + row)
+        own -= tl.load(stats + number)
+        lse = tl.load(stats + tl.num_programs(0).to(tl.int64) + number)
         p, q, d = _entries(entries, most, lse_t, own, c, 0.0, lse, PTX)
         slope = difference(p, q, d)
-        slope = slope * (tl.load(upstream + row).to(ACC) * factor)
+        slope = slope * (tl.load(upstream + number).to(ACC) * factor)
         target = gradient + row * V + columns
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
+
+
+def topk_outputs(
+    student: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor, rows: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    """Row losses [N], or of a list one for each index [n], and what the backward pass needs of each
+    [3, n]: about the largest logit, less it log2 of the sum of all columns, and log2 of the share
+    of those outside K. The reference has zeros and both log-sum-exps there."""
+    number, acc = programs(rows, len(student))[0], accumulator(student, log_probs)
+    return student.new_empty(number, dtype=acc), student.new_empty((3, number), dtype=acc)
 
 
 def forward_topk(
@@ -264,16 +277,11 @@ def forward_topk(
     weight: float,
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses [N], and what the backward pass needs, [3, N]: about the largest logit, less it
-    log2 of the sum of all columns, and log2 of the share of those outside K. The reference has
-    zeros and both log-sum-exps there."""
     inverse_t, factor = 1.0 / temperature, weight * temperature * temperature
     if not use_triton(student):
         return reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
-    acc = accumulator(student, log_probs)
+    losses, stats = topk_outputs(student, log_probs, ids, tail, rows)
     num_rows, width = student.shape
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
     number, kind = programs(rows, num_rows)
     columns = granule(student)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
@@ -286,7 +294,7 @@ def forward_topk(
             student, log_probs, ids, ordered, tail, counted, losses, stats,
             student.stride(0), num_rows, inverse_t * math.log2(math.e), factor, tolerance,
             V=width, **walk(student, columns, block), **sizes,
-            num_warps=warps, **target_options(acc),
+            num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return losses, stats
 
@@ -309,7 +317,7 @@ def backward_topk(
     inverse_t, factor = 1.0 / temperature, weight * temperature
     if not use_triton(student):
         return reference_backward(
-            upstream, student, log_probs, ids, tail, losses, stats, inverse_t, factor
+            upstream, student, log_probs, ids, tail, losses, stats, rows, inverse_t, factor
         )
     num_rows, width = student.shape
     gradient, listed = gradient_to_write(student, rows)

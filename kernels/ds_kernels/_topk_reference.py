@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._divergences import reference_relative_entropy
-from ._shared import above_tolerance, accumulator, hinge, row_indices
+from ._shared import above_tolerance, accumulator, hinge, indices, row_parts
+from ._tiles import programs
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -44,14 +45,14 @@ def reference_forward(
 ) -> tuple[Tensor, Tensor]:
     acc = accumulator(student, log_probs)
     num_rows, width = student.shape
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
-    counted = row_indices(rows, num_rows, student.device)
-    for chunk in counted.split(max(1, _REFERENCE_ELEMENTS // width)):
-        x = student[chunk].to(acc) * inverse_t
-        columns = ids[chunk].long()
-        _check_distinct(columns, chunk)
-        entries, rest = _teacher(log_probs[chunk], columns, tail[chunk], acc)
+    number = programs(rows, num_rows)[0]
+    losses = torch.zeros(number, dtype=acc, device=student.device)
+    stats = torch.zeros(3, number, dtype=acc, device=student.device)
+    for part, of in row_parts(rows, num_rows, max(1, _REFERENCE_ELEMENTS // width)):
+        x = student[of].to(acc) * inverse_t
+        columns = ids[of].long()
+        _check_distinct(columns, torch.arange(num_rows, device=x.device)[of])
+        entries, rest = _teacher(log_probs[of], columns, tail[of], acc)
         own = x.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, -float("inf"))
         # Absent entries point at one extra column.
         x = torch.cat((x, x[:, :1]), 1)
@@ -60,8 +61,8 @@ def reference_forward(
         lse = torch.logsumexp(torch.cat((own, lse_rest), 1), 1, keepdim=True)
         log_p, log_q = torch.cat((entries, rest), 1), torch.cat((own, lse_rest), 1) - lse
         value = reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
-        losses[chunk] = hinge(value.sum(1).mul_(factor), tolerance)
-        stats[1:, chunk] = torch.stack((lse[:, 0], lse_rest[:, 0]))
+        losses[part] = hinge(value.sum(1).mul_(factor), tolerance)
+        stats[1:, part] = torch.stack((lse[:, 0], lse_rest[:, 0]))
     return losses, stats
 
 
@@ -73,22 +74,25 @@ def reference_backward(
     tail: Tensor,
     losses: Tensor,
     stats: Tensor,
+    rows: Tensor | None,
     inverse_t: float,
     factor: float,
 ) -> list[Tensor]:
     width = student.shape[1]
     gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
     size = max(1, _REFERENCE_ELEMENTS // width)
-    for chunk in above_tolerance(losses).nonzero().squeeze(1).split(size):
-        x = student[chunk].to(losses.dtype) * inverse_t
-        columns = ids[chunk].long()
-        entries, rest = _teacher(log_probs[chunk], columns, tail[chunk], losses.dtype)
-        lse, lse_rest = stats[1:, chunk, None]
+    listed = indices(rows)
+    for part in above_tolerance(losses).nonzero().squeeze(1).split(size):
+        of = part if listed is None else listed[part]
+        x = student[of].to(losses.dtype) * inverse_t
+        columns = ids[of].long()
+        entries, rest = _teacher(log_probs[of], columns, tail[of], losses.dtype)
+        lse, lse_rest = stats[1:, part, None]
         q = torch.exp(x - lse)
         slope = q - torch.exp(rest + (x - lse_rest))
         inside = q.gather(1, columns.clamp(min=0)) - entries.exp()
         slope = torch.cat((slope, slope[:, :1]), 1)
         slope.scatter_(1, torch.where(columns < 0, width, columns), inside)
-        scale = upstream[chunk, None] * factor
-        gradient[chunk] = slope[:, :-1].mul_(scale).to(student.dtype)
+        scale = upstream[part, None] * factor
+        gradient[of] = slope[:, :-1].mul_(scale).to(student.dtype)
     return [gradient]

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ._divergences import DIVERGENCES
 from ._projections import (
-    add_rows,
     buffer,
     cast_of,
     checked_model,
@@ -30,6 +29,7 @@ from ._projections import (
     logits,
     mm,
     parted,
+    put_rows,
     refuse_released,
     take,
     unscaled,
@@ -46,7 +46,6 @@ from ._shared import (
     flat_rows,
     reduce_rows,
     refuse_transforms,
-    row_indices,
     use_triton,
 )
 
@@ -159,7 +158,7 @@ def _backward(
             if wanted[0]:
                 product = hidden_gradient(part, student_weight[:entries])
                 product = product.mul_(scale[start:end, None]).to(dtype)
-                add_rows(grad_hidden, rows, start, end, product)
+                put_rows(grad_hidden, rows, start, end, product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
                 # On a GPU one product is summed and rounded in one go.
@@ -253,9 +252,8 @@ def linear_kl(
     """`masked_kl` on hidden @ weight.T + bias without ever holding the [N, V] logits.
 
     Row loss = max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0) with
-    z = hidden @ weight.T + bias: Hinton et al. 2015, section 2. Only counted rows are
-    projected. Weights may be tied to an embedding; under ZeRO stage 3 pass `module.weight`
-    inside the wrapped module's forward.
+    z = hidden @ weight.T + bias: Hinton et al. 2015, section 2. Weights may be an embedding's:
+    under ZeRO stage 3 pass `module.weight` inside the wrapped module's forward.
 
     Args:
         student_hidden: [..., Ds], float32, float16 or bfloat16.
@@ -283,12 +281,14 @@ def linear_kl(
     op, lead = "linear_kl", student_hidden.shape[:-1]
     check_options(op, weight, tolerance, reduction, temperature)
     check_pair(op, "hidden", student_hidden, teacher_hidden, same_last=False)
-    rows = flat_rows(op, mask, lead, student_hidden.device)
-    if rows is not None and rows.dtype == torch.bool:
-        rows = row_indices(rows, lead.numel(), rows.device)
+    rows = counted = flat_rows(op, mask, lead, student_hidden.device)
+    if counted is not None and counted.dtype == torch.bool:
+        rows = counted.nonzero().squeeze(1)
     losses = _losses(
         (student_hidden, student_weight, student_bias),
         (teacher_hidden, teacher_weight, teacher_bias),
         rows, entries, slot, divergence, temperature, weight, tolerance,
     )  # fmt: skip
+    if rows is not counted and rows is not None and reduction == "none":
+        losses, rows = losses.new_zeros(lead.numel()).index_copy(0, rows, losses), None
     return reduce_rows(losses, rows, lead, reduction)

@@ -18,10 +18,11 @@ from ._shared import (
     differentiable,
     flat_rows,
     hinge,
+    indices,
     jit,
     reduce_rows,
     refuse_transforms,
-    row_indices,
+    row_parts,
     row_stride,
     target_options,
     tl,
@@ -40,6 +41,7 @@ from ._tiles import (
     store,
     store_zeros,
     tiles,
+    uncounted,
     walk,
 )
 
@@ -56,21 +58,19 @@ def _select(layers, layer, LAYERS: tl.constexpr):
 
 @jit
 def _forward_kernel(
-    students, teachers, rows, losses, stats, listed,
+    students, teachers, rows, losses, stats, places,
     stride_s, stride_t, num_rows, weight, tolerance,
     D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    row, keep = counted_row(rows, num_rows, ROWS)
-    number, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    number, row, keep = counted_row(rows, num_rows, ROWS)
+    layer = tl.program_id(1)
     scale_s = tl.zeros([], ACC)
     scale_t = tl.zeros([], ACC)
     distance = tl.zeros([], ACC)
-    # An index of no row: what would raise waits for the device.
-    loss = tl.full([], float("inf") if ROWS == LISTED else 0.0, ACC)
+    loss = uncounted(ROWS, ACC)
     if ROWS == LISTED:
-        tl.atomic_add(listed + row, 1, mask=keep & (layer == 0))
-        tl.store(listed + num_rows + row, number.to(tl.int32), mask=keep & (layer == 0))
+        tl.store(places + row, number.to(tl.int32), mask=keep & (layer == 0))
     if keep:
         base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
         student = _select(students, layer, LAYERS) + base
@@ -113,8 +113,8 @@ def _forward_kernel(
 
 @jit
 def _backward_kernel(
-    upstream, students, teachers, losses, stats, listed, gradients,
-    stride_s, stride_t, num_rows, num_losses, weight,
+    upstream, students, teachers, losses, stats, places, gradients,
+    stride_s, stride_t, num_losses, weight,
     D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -125,19 +125,17 @@ def _backward_kernel(
     student = _select(students, layer, LAYERS) + base
     teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
     tile = tl.arange(0, BLOCK)
-    number, times = row, 1
-    if ROWS == LISTED:
-        times = tl.load(listed + row)
-        number = tl.load(listed + num_rows + row, mask=times > 0, other=0).to(tl.int64)
+    number = tl.load(places + row).to(tl.int64) if ROWS == LISTED else row
+    counted = number >= 0
     number += layer * num_losses
     total = num_losses * LAYERS
-    if tl.load(losses + number, mask=times > 0, other=0.0) <= 0:
+    if tl.load(losses + number, mask=counted, other=0.0) <= 0:
         store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
         scale_s = tl.load(stats + number)
         scale_t = tl.load(stats + total + number)
         distance = tl.load(stats + 2 * total + number)
-        factor = tl.load(upstream + number).to(ACC) * weight * scale_s * times
+        factor = tl.load(upstream + number).to(ACC) * weight * scale_s
         factor = tl.where(scale_t == 0, 0.0, factor)  # no direction to follow
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
@@ -156,30 +154,21 @@ def _reference_forward(
     weight: float,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    acc, first = accumulator(*students, *teachers), students[0]
-    num_rows, width = first.shape
-    counted = numbers = row_indices(rows, num_rows, first.device)
-    listed = first.new_zeros(_listed_shape(rows, num_rows), dtype=torch.int32)
-    if _is_list(rows):
-        numbers = torch.arange(len(counted), device=first.device)
-        listed[0].index_add_(0, counted, torch.ones_like(numbers, dtype=torch.int32))
-        listed[1, counted] = numbers.to(torch.int32)
-    number = len(counted) if _is_list(rows) else num_rows
-    losses = torch.zeros(len(students), number, dtype=acc, device=first.device)
-    stats = torch.zeros(3, len(students), number, dtype=acc, device=first.device)
-    size = max(1, _REFERENCE_ELEMENTS // width)
-    for chunk, part in zip(counted.split(size), numbers.split(size), strict=True):
+    losses, stats, places = _outputs(students, teachers, rows)
+    losses.zero_()
+    num_rows, width = students[0].shape
+    for part, of in row_parts(rows, num_rows, max(1, _REFERENCE_ELEMENTS // width)):
         for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
-            s, t = student[chunk].to(acc), teacher[chunk].to(acc)
+            s, t = student[of].to(losses.dtype), teacher[of].to(losses.dtype)
             square_s, square_t = s.square().sum(-1), t.square().sum(-1)
             scale_s = torch.where(square_s == 0, 0.0, square_s.rsqrt())
             scale_t = torch.where(square_t == 0, 0.0, square_t.rsqrt())
-            difference = s.mul_(scale_s[:, None]).sub_(t.mul_(scale_t[:, None]))
+            difference = (s * scale_s[:, None]).sub_(t * scale_t[:, None])
             distance = difference.square_().sum(-1).mul_(0.5)
             distance = torch.where((square_s == 0) | (square_t == 0), 1.0, distance)
             losses[layer, part] = hinge(distance * weight, tolerance)
             stats[:, layer, part] = torch.stack((scale_s, scale_t, distance))
-    return losses, stats, listed
+    return losses, stats, places
 
 
 def _reference_backward(
@@ -188,50 +177,40 @@ def _reference_backward(
     teachers: Sequence[Tensor],
     losses: Tensor,
     stats: Tensor,
-    listed: Tensor,
+    rows: Tensor | None,
     weight: float,
 ) -> list[Tensor]:
     gradients = [torch.zeros(s.shape, dtype=s.dtype, device=s.device) for s in students]
     size = max(1, _REFERENCE_ELEMENTS // students[0].shape[1])
-    rows = numbers = torch.arange(students[0].shape[0], device=losses.device)
-    if len(listed):
-        rows = listed[0].nonzero().squeeze(1)
-        numbers = listed[1, rows].long()
+    listed = indices(rows)
     for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
-        alive = above_tolerance(losses[layer, numbers])
-        for chunk, part in zip(rows[alive].split(size), numbers[alive].split(size), strict=True):
+        for part in above_tolerance(losses[layer]).nonzero().squeeze(1).split(size):
+            of = part if listed is None else listed[part]
             scale_s, scale_t, distance = stats[:, layer, part, None]
-            s = student[chunk].to(losses.dtype) * scale_s
-            t = teacher[chunk].to(losses.dtype) * scale_t
+            s = student[of].to(losses.dtype) * scale_s
+            t = teacher[of].to(losses.dtype) * scale_t
             factor = upstream[layer, part, None] * weight * scale_s
-            if len(listed):
-                factor = factor * listed[0, chunk, None]
             factor = torch.where(scale_t == 0, 0.0, factor)
             slope = (s - t).sub_(s * distance).mul_(factor)
-            gradients[layer][chunk] = slope.to(student.dtype)
+            gradients[layer][of] = slope.to(student.dtype)
     return gradients
-
-
-def _is_list(rows: Tensor | None) -> bool:
-    return rows is not None and rows.dtype != torch.bool
-
-
-def _listed_shape(rows: Tensor | None, num_rows: int) -> tuple[int, ...]:
-    """Of a list: how often each row stands in it, and where."""
-    return (2, num_rows) if _is_list(rows) else (0,)
 
 
 def _outputs(
     students: Sequence[Tensor], teachers: Sequence[Tensor], rows: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [L, N], or of a list one for each index [L, n], what the backward pass needs of each
+    [3, L, n], and of a list where each row stands in it [N], -1 elsewhere."""
     acc, first = accumulator(*students, *teachers), students[0]
-    shape = (len(students), programs(rows, first.shape[0])[0])
-    listed = first.new_empty(_listed_shape(rows, first.shape[0]), dtype=torch.int32)
-    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), listed
+    shape = (len(students), programs(rows, len(first))[0])
+    places = first.new_empty(0, dtype=torch.int32)
+    if indices(rows) is not None:
+        places = first.new_full((len(first),), -1, dtype=torch.int32)
+    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), places
 
 
 def _gradients(
-    upstream: Tensor, losses: Tensor, stats: Tensor, listed: Tensor, students: Sequence[Tensor],
+    upstream: Tensor, losses: Tensor, stats: Tensor, places: Tensor, students: Sequence[Tensor],
     *_: Any,
 ) -> list[Tensor]:  # fmt: skip
     return [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
@@ -244,33 +223,29 @@ def _forward(
     weight: float,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [L, N], or of a list one for each index [L, n], what the backward pass needs of each
-    [3, L, n], and where the rows stand in the list."""
     if not use_triton(students[0]):
         return _reference_forward(students, teachers, rows, weight, tolerance)
-    losses, stats, listed = _outputs(students, teachers, rows)
+    losses, stats, places = _outputs(students, teachers, rows)
     num_rows, width = students[0].shape
     number, kind = programs(rows, num_rows)
-    if len(listed):
-        listed[0].zero_()
     columns = granule(*students, *teachers)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     if number:
         _forward_kernel[(number, len(students))](
             tuple(students), tuple(teachers), losses if rows is None else rows,
-            losses, stats, listed, students[0].stride(0), teachers[0].stride(0),
+            losses, stats, places, students[0].stride(0), teachers[0].stride(0),
             num_rows, weight, tolerance,
             D=width, **walk(students[0], columns, block), LAYERS=len(students),
             ROWS=kind, num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
-    return losses, stats, listed
+    return losses, stats, places
 
 
 def _backward(
     upstream: Tensor,
     losses: Tensor,
     stats: Tensor,
-    listed: Tensor,
+    places: Tensor,
     students: Sequence[Tensor],
     teachers: Sequence[Tensor],
     rows: Tensor | None,
@@ -278,18 +253,18 @@ def _backward(
     tolerance: float,
 ) -> list[Tensor]:
     if not use_triton(students[0]):
-        return _reference_backward(upstream, students, teachers, losses, stats, listed, weight)
+        return _reference_backward(upstream, students, teachers, losses, stats, rows, weight)
     num_rows, width = students[0].shape
-    gradients = _gradients(upstream, losses, stats, listed, students)
+    gradients = _gradients(upstream, losses, stats, places, students)
     columns = granule(*students, *teachers, *gradients)
     block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
+    kind = programs(indices(rows), num_rows)[1]
     if num_rows:
         _backward_kernel[(num_rows, len(students))](
-            upstream.contiguous(), tuple(students), tuple(teachers), losses, stats, listed,
-            tuple(gradients), students[0].stride(0), teachers[0].stride(0), num_rows,
-            losses.shape[1], weight,
+            upstream.contiguous(), tuple(students), tuple(teachers), losses, stats, places,
+            tuple(gradients), students[0].stride(0), teachers[0].stride(0), losses.shape[1], weight,
             D=width, **walk(students[0], columns, block), LAYERS=len(students),
-            ROWS=2 if len(listed) else 0, num_warps=warps, **target_options(losses.dtype),
+            ROWS=kind, num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return gradients
 
@@ -328,7 +303,7 @@ def masked_cosine(
         teacher_hidden: the same shape or shapes; gets no gradient.
         mask: as in `masked_kl`; it holds for every layer. On a GPU an index out of range has an
             infinite loss.
-        reduction: "none" gives [...], or [L, ...] for a sequence, with 0 at rows not counted;
+        reduction: "none" gives [...], or [L, ...] for a sequence, as `masked_kl` does;
             "sum"; "mean" divides by the number of counted rows, so layers are summed.
 
     Returns:

@@ -9,20 +9,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._divergences import DIVERGENCES, KL, MSE
-from ._rows import backward_rows, forward_rows, gradient_factor
+from ._rows import backward_rows, forward_rows, gradient_factor, row_outputs
 from ._shared import (
     accumulator,
     check_choice,
     check_options,
     check_pair,
-    chosen,
     differentiable,
     flat_rows,
+    indices,
     like_student,
     note_path,
     reduce_rows,
     refuse_transforms,
-    row_mask,
     row_stride,
 )
 
@@ -39,13 +38,8 @@ def _forward(
     return forward_rows(student, teacher, rows, temperature, weight, tolerance, divergence)
 
 
-def _outputs(student: Tensor, teacher: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    acc, num_rows = accumulator(student, teacher), student.shape[0]
-    return student.new_empty(num_rows, dtype=acc), student.new_empty((5, num_rows), dtype=acc)
-
-
 _op = differentiable(
-    "masked_kl", _forward, backward_rows, outputs=_outputs, gradients=like_student, tensors=3
+    "masked_kl", _forward, backward_rows, outputs=row_outputs, gradients=like_student, tensors=3
 )
 
 FEW = 1 << 16
@@ -112,22 +106,22 @@ def masked_kl(
     Args:
         student_logits: [..., V], float32, float16 or bfloat16 (sums are float32; float64 stays).
         teacher_logits: [..., V], any of these dtypes; gets no gradient.
-        mask: bool [...], True = counted, or int64 [n], indices into the flattened rows, each of
-            which counts as often as it stands; None counts every row. Rows that are not counted
-            may hold NaN.
+        mask: bool [...], True = counted, or int64 [n], ascending indices into the flattened rows;
+            None counts every row. Rows that are not counted may hold NaN.
         divergence: "kl"; or in its place, as in Wen et al. 2023, "f-Divergence Minimization for
             Sequence-Level Knowledge Distillation", on tokens: "reverse_kl", KL(student ||
             teacher); "js", Jensen-Shannon's (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2; "tv",
             total variation, sum |p - q| / 2, whose derivative is taken as 0 where p = q.
-        reduction: "none" gives [...] with 0 at rows not counted; "sum"; "mean" divides by the
-            number of counted rows and is 0 without any.
+        reduction: "none" gives [...] with 0 at rows not counted, or of indices [n], a loss for
+            each; "sum"; "mean" divides by the number of counted rows and is 0 without any.
 
     Returns:
         Loss in float32. Its gradients come from loss.backward() or torch.autograd.grad.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, row indices out of range (on a
-            GPU index operations assert instead), temperature <= 0, weight or tolerance below 0,
+        ValueError: shapes, dtypes or devices that do not fit, row indices out of range or not
+            ascending (on a GPU, where a check would wait for the device, one out of range has an
+            infinite loss), temperature <= 0, weight or tolerance below 0,
             an unknown divergence or reduction.
         RuntimeError: second or forward-mode derivatives, or such by torch.func.
     """
@@ -143,7 +137,9 @@ def masked_kl(
     options = (temperature, weight, tolerance)
     if divergence == "kl" and student.is_cuda and student.numel() <= FEW:
         note_path("torch")
-        losses = _Plain.apply(student, teacher, row_mask(rows, len(student)), *options)
+        if (listed := indices(rows)) is not None:
+            student, teacher = student[listed], teacher[listed]
+        losses = _Plain.apply(student, teacher, rows if listed is None else None, *options)
     else:
         losses, _ = _op(student, teacher, rows, *options, DIVERGENCES.index(divergence))
-    return reduce_rows(chosen(losses, rows), rows, lead, reduction)
+    return reduce_rows(losses, rows, lead, reduction)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ._shared import (
     FLOATS,
-    accumulator,
     check_options,
     check_range,
-    chosen,
     differentiable,
     flat_rows,
     like_student,
@@ -20,16 +16,10 @@ from ._shared import (
     refuse_transforms,
     row_stride,
 )
-from ._topk import backward_topk, forward_topk
-
-
-def _outputs(student: Tensor, log_probs: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    acc, num_rows = accumulator(student, log_probs), student.shape[0]
-    return student.new_empty(num_rows, dtype=acc), student.new_empty((3, num_rows), dtype=acc)
-
+from ._topk import backward_topk, forward_topk, topk_outputs
 
 _op = differentiable(
-    "topk_kl", forward_topk, backward_topk, outputs=_outputs, gradients=like_student, tensors=5
+    "topk_kl", forward_topk, backward_topk, outputs=topk_outputs, gradients=like_student, tensors=5
 )
 
 
@@ -122,4 +112,4 @@ def topk_kl(
         teacher_tail_log_prob.detach().reshape(-1).contiguous(),
         rows, temperature, weight, tolerance,
     )  # fmt: skip
-    return reduce_rows(chosen(losses, rows), rows, lead, reduction)
+    return reduce_rows(losses, rows, lead, reduction)
