@@ -142,10 +142,12 @@ class Cosine(LayeredTerm):
         super().__init__(settings, pairs, {"": (own, width)} if width != own else {})
 
     def forward(self, seen: Seen) -> torch.Tensor:
-        seen = seen.at(self.rows)
+        rows = self.counted(seen)
+        if len(self.projections):  # of the rows that count alone
+            seen, rows = seen.at(self.rows), None
         states = [self.student_state(seen.student, "", pair) for pair in self.pairs[""]]
         wanted = [_lone_state("cosine", seen.teachers, other) for _, other in self.pairs[""]]
-        losses = masked_cosine(states, wanted, weight=self.weight, reduction="none")
+        losses = masked_cosine(states, wanted, rows, weight=self.weight, reduction="none")
         return self.tolerated(losses.sum(dim=0))
 
 

@@ -190,7 +190,6 @@ class KL(Term):
     kind = KLLoss
 
     def forward(self, seen: Seen) -> torch.Tensor:
-        seen = seen.at(self.rows)
         options: dict[str, Any] = {
             "divergence": self.settings.divergence,
             "temperature": self.settings.temperature,
@@ -198,8 +197,9 @@ class KL(Term):
             "reduction": "none",
         }
         if self.settings.divergence == "kl" and (heads := _vocabulary_heads(seen)):
-            return self.tolerated(_of_heads(*heads, options))
-        return self.tolerated(target_loss(partial(masked_kl, **options), seen))
+            return self.tolerated(_of_heads(*heads, self.counted(seen), options))
+        loss = partial(masked_kl, **options)
+        return self.tolerated(target_loss(loss, seen.at(self.rows)))
 
 
 def _vocabulary_heads(seen: Seen) -> tuple[VocabularyHead, VocabularyHead] | None:
@@ -213,15 +213,17 @@ def _vocabulary_heads(seen: Seen) -> tuple[VocabularyHead, VocabularyHead] | Non
 def _of_heads(
     student: VocabularyHead,
     teacher: VocabularyHead,
+    rows: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """A loss over a vocabulary without [k, V] logits of either model; over the teacher's entries,
+    """A loss [k] over a vocabulary without logits [k, V] of either; over the teacher's entries,
     where the student has more."""
     return linear_kl(
         student.features,
         student.weight,
         teacher.features,
         teacher.weight,
+        rows,
         student_bias=student.bias,
         teacher_bias=teacher.bias,
         entries=teacher.entries,
@@ -237,16 +239,15 @@ class LogitMSE(Term):
     label_rows = "logit"
 
     def forward(self, seen: Seen) -> torch.Tensor:
-        seen = seen.at(self.rows)
         if heads := _vocabulary_heads(seen):
             weight = self.weight / heads[1].entries
             options = {"divergence": "mse", "weight": weight, "reduction": "none"}
-            return self.tolerated(_of_heads(*heads, options))
+            return self.tolerated(_of_heads(*heads, self.counted(seen), options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             return self.weight * (own.float() - wanted.float()).square().mean(dim=-1)
 
-        return self.tolerated(target_loss(loss, seen))
+        return self.tolerated(target_loss(loss, seen.at(self.rows)))
 
 
 class ConfidencePenalty(Term):

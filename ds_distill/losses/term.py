@@ -117,6 +117,12 @@ class Term(nn.Module, ABC):
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
         return bool(self.settings.start <= progress < self.settings.until)
 
+    def counted(self, seen: Seen) -> torch.Tensor | None:
+        """The rows of its row set as the kernels take them, which read them where they lie, without
+        a copy: int64 [k]; None where these are all."""
+        rows = seen.batch.row_sets[self.rows]
+        return None if len(rows) == len(seen.student) else rows
+
     def tolerated(self, losses: torch.Tensor) -> torch.Tensor:
         """Losses of the rows, less what the settings let pass (VE-KD): float [k] both.
 

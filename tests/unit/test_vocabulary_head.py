@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
+from ds_distill.seen import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import _projections
 
@@ -81,6 +83,67 @@ def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> 
     for parameter in student.weight_of.parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all()
         assert bool((parameter.grad != 0).any()) == bool(rows)
+
+
+class Operations(TorchDispatchMode):
+    """The names of operations, not of those within an op of ds_kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [*TERMS, "cosine"])
+def test_rows_that_count_are_read_where_they_lie(name: str) -> None:
+    """Without a copy; others may hold anything, and have a gradient of 0."""
+    term = {**TERMS, "cosine": Cosine()}[name]
+    models = [head(8, 0, trained=True), head(8, 1, trained=False)]
+    for made in models:
+        with torch.no_grad():
+            made.features[2] = torch.nan
+    student, teacher = (Signals(made, {-1: made.features}) for made in models)
+    with Operations() as forward:
+        losses = term(Seen(student, batch(), {"only": teacher}))
+    assert losses.shape == (ROWS - 1,) and losses.isfinite().all()
+    assert not {"aten.index_select", "aten.index"} & {*forward.names}, forward.names
+    losses.sum().backward()
+    gradient = models[0].features.grad
+    assert gradient is not None and gradient.any(dim=1).tolist() == [row != 2 for row in range(7)]
+
+
+LIVE, LOGITS = (True, True), (False, False)
+RUNS: dict[str, tuple[Term, tuple[bool, bool], bool, set[str]]] = {
+    "kl of live masked-LMs": (KL(), LIVE, False, {"linear_kl"}),
+    "logit_mse of live masked-LMs": (LogitMSE(), LIVE, False, {"linear_kl"}),
+    "js of live masked-LMs": (KL(KLLoss(divergence="js")), LIVE, False, {"masked_kl"}),
+    "kl of a cached vocabulary": (KL(), (True, False), False, {"masked_kl"}),
+    "logit_mse of a cached vocabulary": (LogitMSE(), (True, False), False, set()),
+    "kl of several masked-LMs": (KL(), LIVE, True, {"masked_kl"}),
+    "kl of classes": (KL(), LOGITS, False, {"masked_kl"}),
+    "cosine": (Cosine(), LOGITS, False, {"masked_cosine"}),
+    "cross_entropy": (CrossEntropy(), LIVE, False, set()),
+}
+"""The term, whether the student's and the teacher's words are heads, whether a policy mixes
+teachers, and what runs of ds_kernels; as kernels/README.md has it."""
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_which_kernel_a_term_runs(what: str) -> None:
+    term, heads, mixed, wanted = RUNS[what]
+    models = [head(8, 0, trained=True), head(8, 1, trained=False)]
+    student, teacher = (
+        Signals(made if is_head else made.logits(), {-1: made.features})
+        for made, is_head in zip(models, heads, strict=True)
+    )
+    target = Target(teacher.logits, torch.ones(1, ROWS)) if mixed else None
+    with Operations() as forward:
+        term(Seen(student, batch(), {"only": teacher}, target))
+    ours = "ds_kernels."
+    assert {name.removeprefix(ours) for name in forward.names if name.startswith(ours)} == wanted
 
 
 def plain_cross_entropy(
