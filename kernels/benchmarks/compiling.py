@@ -16,6 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from ds_kernels import _tiles
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -121,6 +123,7 @@ def recorded(*modules: ModuleType, target: str = "sm_90") -> Any:
             if isinstance(value, JITFunction) and name.endswith("_kernel"):
                 patches.append(mock.patch.object(module, name, _Recorder(value, launches)))
         patches.append(mock.patch.object(module, "use_triton", lambda tensor: True))
+    for module in (*modules, _tiles):
         for name, value in CHOICES[target].items():
             if hasattr(module, name):
                 choose = lambda device, value=value: value  # noqa: E731

@@ -41,7 +41,7 @@ def elements(launch: Launch, loop: Loop) -> float:
     if "heads" in arguments:
         return arguments["BLOCK"] ** 2
     if loop.whole:  # a row, or its K entries
-        return next(arguments[name] for name in ("D", "V", "K") if name in arguments)
+        return next(arguments[name] for name in ("V", "K") if name in arguments)
     if "log_probs" in arguments and not loop.special and not loop.stores:
         return loop.threads
     size = arguments.get("student", arguments.get("students"))

@@ -27,26 +27,22 @@ from ._shared import (
     accumulator,
     jit,
     register_limit,
-    target_options,
     tl,
     use_triton,
-    warp_lanes,
 )
 from ._tiles import (
     LISTED,
     counted_row,
     gradient_to_write,
-    granule,
     granules,
     load,
     programs,
-    row_tile,
+    row_launch,
     span,
     store,
     store_zeros,
     tiles,
     uncounted,
-    walk,
 )
 
 
@@ -144,13 +140,13 @@ def _forward_kernel(
         loss = tl.sum(value, 0) * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
         slope = tl.sum(slopes, 0)
-    total = tl.num_programs(0).to(tl.int64)
+    stats += 5 * number
     tl.store(losses + number, loss)
-    tl.store(stats + number, top_s)
-    tl.store(stats + total + number, top_t)
-    tl.store(stats + 2 * total + number, rest_s)
-    tl.store(stats + 3 * total + number, rest_t)
-    tl.store(stats + 4 * total + number, slope)
+    tl.store(stats, top_s)
+    tl.store(stats + 1, top_t)
+    tl.store(stats + 2, rest_s)
+    tl.store(stats + 3, rest_t)
+    tl.store(stats + 4, slope)
 
 
 @jit
@@ -173,12 +169,12 @@ def _backward_kernel(
     else:
         student += base
         teacher += granules(row, stride_t, GRANULE)
-        total = tl.num_programs(0).to(tl.int64)
-        top_s = tl.load(stats + number)
-        top_t = tl.load(stats + total + number)
-        rest_s = tl.load(stats + 2 * total + number)
-        rest_t = tl.load(stats + 3 * total + number)
-        slope = tl.load(stats + 4 * total + number)
+        stats += 5 * number
+        top_s = tl.load(stats)
+        top_t = tl.load(stats + 1)
+        rest_s = tl.load(stats + 2)
+        rest_t = tl.load(stats + 3)
+        slope = tl.load(stats + 4)
         scale = tl.load(upstream + number).to(ACC) * factor
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
@@ -203,9 +199,9 @@ def row_outputs(
     student: Tensor, teacher: Tensor, rows: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
     """Row losses [N], or of a list one for each index [n], and what the backward pass needs of each
-    [5, n]: both log-sum-exps, each in two parts, and the mean slope."""
+    [n, 5]: both log-sum-exps, each in two parts, and the mean slope."""
     number, acc = programs(rows, len(student))[0], accumulator(student, teacher)
-    return student.new_empty(number, dtype=acc), student.new_empty((5, number), dtype=acc)
+    return student.new_empty(number, dtype=acc), student.new_empty((number, 5), dtype=acc)
 
 
 def forward_rows(
@@ -235,12 +231,12 @@ def forward_rows(
             bias_s, bias_t, unit_gradient,
         )  # fmt: skip
     losses, stats = row_outputs(student, teacher, rows)
-    num_rows, width = student.shape
+    num_rows = len(student)
     number, kind = programs(rows, num_rows)
-    columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
-    block, warps = row_tile(width, columns, warp_lanes(student.device))
+    made = [] if unit_gradient is None else [unit_gradient]
+    options = row_launch(losses.dtype, student, teacher, *made)
     # Two programs of 16 warps at a time, where nothing spills then: not in float64.
-    plain = divergence == KL and bias_s is None and bias_t is None and columns > 2
+    plain = divergence == KL and bias_s is None and bias_t is None and options["GRANULE"] > 2
     if number:
         _forward_kernel[(number,)](
             student, teacher,
@@ -250,11 +246,10 @@ def forward_rows(
             student.stride(0), teacher.stride(0),
             0 if unit_gradient is None else unit_gradient.stride(0),
             num_rows, inverse_t * math.log2(math.e), factor, tolerance,
-            V=width, **walk(student, columns, block), DIVERGENCE=divergence,
-            EXACT=student.element_size() > 2,
+            DIVERGENCE=divergence, EXACT=student.element_size() > 2,
             BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
             ROWS=kind, GRADIENT=unit_gradient is not None,
-            num_warps=warps, **target_options(losses.dtype), **register_limit(64 if plain else 128),
+            **options, **register_limit(64 if plain else 128),
         )  # fmt: skip
     return losses, stats
 
@@ -278,18 +273,15 @@ def backward_rows(
         return reference_backward(
             upstream, student, teacher, losses, stats, rows, inverse_t, factor, divergence
         )
-    num_rows, width = student.shape
+    num_rows = len(student)
     gradient, listed = gradient_to_write(student, rows)
     number, kind = programs(listed, num_rows)
-    columns = granule(student, teacher, gradient)
-    block, warps = row_tile(width, columns, warp_lanes(student.device))
     if number:
         _backward_kernel[(number,)](
             upstream.contiguous(), student, teacher, losses if listed is None else listed,
             losses, stats, gradient,
             student.stride(0), teacher.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
-            V=width, **walk(student, columns, block), DIVERGENCE=divergence,
-            EXACT=student.element_size() > 2, ROWS=kind,
-            num_warps=warps, **target_options(losses.dtype),
+            DIVERGENCE=divergence, EXACT=student.element_size() > 2, ROWS=kind,
+            **row_launch(losses.dtype, student, teacher, gradient),
         )  # fmt: skip
     return [gradient]

@@ -23,12 +23,12 @@ def _divergence(
     bias_t: Tensor | None,
     acc: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [n], stats [5, n] and derivatives [n, V] of these rows."""
+    """Losses [n], stats [n, 5] and derivatives [n, V] of these rows."""
     s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
     if divergence == MSE:
         gap = s - t
         losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
-        return losses, losses.new_zeros(5, len(losses)), gap.mul_(2)
+        return losses, losses.new_zeros(len(losses), 5), gap.mul_(2)
     (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
     value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
     losses = hinge(value.sum(-1).mul_(factor), tolerance)
@@ -37,7 +37,7 @@ def _divergence(
     else:
         slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
     nothing = torch.zeros_like(losses)
-    stats = torch.stack((lse_s[:, 0], lse_t[:, 0], nothing, nothing, slope))
+    stats = torch.stack((lse_s[:, 0], lse_t[:, 0], nothing, nothing, slope), 1)
     return losses, stats, derivative
 
 
@@ -67,9 +67,9 @@ def reference_forward(
         return _divergence(student, teacher, *options)[:2]
     number = programs(rows, num_rows)[0]
     losses = torch.zeros(number, dtype=acc, device=student.device)
-    stats = torch.zeros(5, number, dtype=acc, device=student.device)
+    stats = torch.zeros(number, 5, dtype=acc, device=student.device)
     for part, of in row_parts(rows, num_rows, size):
-        losses[part], stats[:, part], derivative = _divergence(student[of], teacher[of], *options)
+        losses[part], stats[part], derivative = _divergence(student[of], teacher[of], *options)
         if unit_gradient is not None:
             unit_gradient[part] = derivative.to(unit_gradient.dtype)
     return losses, stats
@@ -95,7 +95,7 @@ def reference_backward(
         of = part if listed is None else listed[part]
         s = _tempered(student[of], None, inverse_t, losses.dtype)
         t = _tempered(teacher[of], None, inverse_t, losses.dtype)
-        lse_s, lse_t, _, _, slope = stats[:, part, None]
+        lse_s, lse_t, _, _, slope = stats[part].T[..., None]
         p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
         if divergence == KL:
             derivative = q.sub_(p)

@@ -50,6 +50,17 @@ def _rows(
 
 
 @jit
+def _of(pointer, strides, batch, head):
+    return pointer + batch * strides[0] + head * strides[1]
+
+
+@jit
+def _at(pointer, position, length):
+    """Numbers of these positions, 0 behind the last."""
+    return tl.load(pointer + position, mask=position < length, other=0)
+
+
+@jit
 def _scores(x, y, scale, ACC: tl.constexpr):
     """Exponents of 2."""
     return tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
@@ -84,7 +95,7 @@ def _log_sums(
     sum_t = tl.zeros([BLOCK], ACC)
     for start in range(0, end, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        inside = tl.load(valid + other, mask=other < length, other=0) != 0
+        inside = _at(valid, other, length) != 0
         ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
         s = _scores(xs, ys, scale_s, ACC)
         s = tl.where(inside[None, :], s, -float("inf"))
@@ -111,11 +122,11 @@ def _forward_kernel(
     lse_t = tl.zeros([BLOCK], ACC)
     if first < end:
         valid += batch * length
-        counted = tl.load(valid + own, mask=own < length, other=0) != 0
-        query_s += batch * stride_qs[0] + head * stride_qs[1]
-        query_t += batch * stride_qt[0] + head * stride_qt[1]
-        key_s += batch * stride_ks[0] + head * stride_ks[1]
-        key_t += batch * stride_kt[0] + head * stride_kt[1]
+        counted = _at(valid, own, length) != 0
+        query_s = _of(query_s, stride_qs, batch, head)
+        query_t = _of(query_t, stride_qt, batch, head)
+        key_s = _of(key_s, stride_ks, batch, head)
+        key_t = _of(key_t, stride_kt, batch, head)
         xs = _rows(query_s, own, counted, stride_qs[2], DS, DSP, UPCAST, ACC)
         xt = _rows(query_t, own, counted, stride_qt[2], DT, DTP, UPCAST, ACC)
         lse_s, lse_t = _log_sums(
@@ -126,7 +137,7 @@ def _forward_kernel(
         value = tl.zeros([BLOCK], ACC)
         for start in range(0, end, BLOCK):
             other = start + tl.arange(0, BLOCK)
-            inside = tl.load(valid + other, mask=other < length, other=0) != 0
+            inside = _at(valid, other, length) != 0
             ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
             s = _scores(xs, ys, scale_s, ACC)
             yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
@@ -159,25 +170,25 @@ def _backward_kernel(
 ):  # fmt: skip
     pair, batch, head, first, own = _place(blocks, heads, BLOCK)
     end = tl.load(ends + batch)
-    gradient += batch * stride_g[0] + head * stride_g[1]
+    gradient = _of(gradient, stride_g, batch, head)
     total = tl.zeros([BLOCK, DSP], ACC)
     if first < end:
         valid += batch * length
-        counted = tl.load(valid + own, mask=own < length, other=0) != 0
-        own_s += batch * stride_os[0] + head * stride_os[1]
-        other_s += batch * stride_ys[0] + head * stride_ys[1]
-        own_t += batch * stride_ot[0] + head * stride_ot[1]
-        other_t += batch * stride_yt[0] + head * stride_yt[1]
+        counted = _at(valid, own, length) != 0
+        own_s = _of(own_s, stride_os, batch, head)
+        other_s = _of(other_s, stride_ys, batch, head)
+        own_t = _of(own_t, stride_ot, batch, head)
+        other_t = _of(other_t, stride_yt, batch, head)
         ratio += pair * length
         stats += pair * length
         xs = _rows(own_s, own, counted, stride_os[2], DS, DSP, UPCAST, ACC)
         xt = _rows(own_t, own, counted, stride_ot[2], DT, DTP, UPCAST, ACC)
-        own_ratio = tl.load(ratio + own, mask=own < length, other=0.0).to(ACC)[:, None]
-        own_lse_s = tl.load(stats + own, mask=own < length, other=0.0)[:, None]
-        own_lse_t = tl.load(stats + num_rows + own, mask=own < length, other=0.0)[:, None]
+        own_ratio = _at(ratio, own, length).to(ACC)[:, None]
+        own_lse_s = _at(stats, own, length)[:, None]
+        own_lse_t = _at(stats + num_rows, own, length)[:, None]
         for start in range(0, end, BLOCK):
             other = start + tl.arange(0, BLOCK)
-            inside = tl.load(valid + other, mask=other < length, other=0) != 0
+            inside = _at(valid, other, length) != 0
             ys = _rows(other_s, other, inside, stride_ys[2], DS, DSP, UPCAST, ACC)
             yt = _rows(other_t, other, inside, stride_yt[2], DT, DTP, UPCAST, ACC)
             s = _scores(xs, ys, scale_s, ACC)
@@ -188,9 +199,9 @@ def _backward_kernel(
                 taken = inside[None, :] & (own_ratio != 0) if MODE == 2 else inside[None, :]
                 slope += tl.where(taken, change * own_ratio, 0.0)
             if MODE != 0:  # the other block does
-                weight = tl.load(ratio + other, mask=other < length, other=0.0).to(ACC)
-                lse_s = tl.load(stats + other, mask=other < length, other=0.0)[None, :]
-                lse_t = tl.load(stats + num_rows + other, mask=other < length, other=0.0)[None, :]
+                weight = _at(ratio, other, length).to(ACC)
+                lse_s = _at(stats, other, length)[None, :]
+                lse_t = _at(stats + num_rows, other, length)[None, :]
                 change = exp2(s - lse_s, PTX) - exp2(t - lse_t, PTX)
                 taken = (inside & (weight != 0))[None, :]
                 slope += tl.where(taken, change * weight[None, :], 0.0)

@@ -58,19 +58,23 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if double else torch.float32
 
 
+def check_floats(op: str, **named: Tensor) -> None:
+    """Raise ValueError unless all are floating, on one device."""
+    [(first, one), *_] = named.items()
+    for name, tensor in named.items():
+        if tensor.dtype not in FLOATS:
+            raise ValueError(
+                f"{op}: {name} has dtype {tensor.dtype}; float32, float16 or bfloat16 wanted"
+            )
+        if tensor.device != one.device:
+            raise ValueError(f"{op}: {first} is on {one.device}, {name} on {tensor.device}")
+
+
 def check_pair(
     op: str, name: str, student: Tensor, teacher: Tensor, *, same_last: bool = True
 ) -> None:
     """Raise ValueError unless both are floating, on one device, and agree in shape."""
-    for role, tensor in (("student", student), ("teacher", teacher)):
-        if tensor.dtype not in FLOATS:
-            raise ValueError(
-                f"{op}: {role}_{name} has dtype {tensor.dtype}; float32, float16 or bfloat16 wanted"
-            )
-    if student.device != teacher.device:
-        raise ValueError(
-            f"{op}: student_{name} is on {student.device}, teacher_{name} on {teacher.device}"
-        )
+    check_floats(op, **{f"student_{name}": student, f"teacher_{name}": teacher})
     dims = student.dim() if same_last else student.dim() - 1
     if (
         student.dim() < 1

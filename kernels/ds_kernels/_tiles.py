@@ -9,10 +9,12 @@ tile have columns of others, and masks. Shapes: N rows, V columns.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ._shared import constant, indices, jit, tl
+from ._shared import constant, indices, jit, target_options, tl, warp_lanes
 
 
 @jit
@@ -151,7 +153,10 @@ def row_tile(length: int, columns: int, lanes: int, threads: int = 512) -> tuple
     return block, max(1, block // (lanes * thread))
 
 
-def walk(first: Tensor, columns: int, block: int) -> dict[str, int]:
-    """Launch options of a kernel that walks the rows of `first`."""
+def row_launch(acc: torch.dtype, *tensors: Tensor, threads: int = 512) -> dict[str, Any]:
+    """Launch options of a kernel that walks the rows of these [N, V]."""
+    first, columns = tensors[0], granule(*tensors)
+    block, warps = row_tile(first.shape[1], columns, warp_lanes(first.device), threads)
     shifted = int(first.stride(0) % columns != 0)
-    return {"BLOCK": block, "GRANULE": columns, "SHIFTED": shifted}
+    sizes = {"V": first.shape[1], "BLOCK": block, "GRANULE": columns, "SHIFTED": shifted}
+    return {**sizes, "num_warps": warps, **target_options(acc)}

@@ -30,23 +30,20 @@ from ._shared import (
     target_options,
     tl,
     use_triton,
-    warp_lanes,
 )
 from ._tiles import (
     LISTED,
     counted_row,
     gradient_to_write,
-    granule,
     granules,
     load,
     programs,
-    row_tile,
+    row_launch,
     span,
     store,
     store_zeros,
     tiles,
     uncounted,
-    walk,
 )
 from ._topk_reference import reference_backward, reference_forward
 
@@ -185,11 +182,11 @@ def _forward_kernel(
         # An id outside the row was not found, one that stands twice was found once.
         loss = tl.where(once, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
-    total = tl.num_programs(0).to(tl.int64)
+    stats += 3 * number
     tl.store(losses + number, loss)
-    tl.store(stats + number, top)
-    tl.store(stats + total + number, lse)
-    tl.store(stats + 2 * total + number, log_rest)
+    tl.store(stats, top)
+    tl.store(stats + 1, lse)
+    tl.store(stats + 2, log_rest)
 
 
 @jit
@@ -213,10 +210,10 @@ def _tail_backward_kernel(
     else:
         student += base
         _, _, _, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
-        total = tl.num_programs(0).to(tl.int64)
-        top = tl.load(stats + number)
-        lse = tl.load(stats + total + number)
-        log_rest = tl.load(stats + 2 * total + number)
+        stats += 3 * number
+        top = tl.load(stats)
+        lse = tl.load(stats + 1)
+        log_rest = tl.load(stats + 2)
         # q - p of a column in the tail is q times what all of them have in common.
         d = tl.fma(rest, LOG2E, -lse_t) - log_rest
         common = tl.where(log_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
@@ -248,8 +245,8 @@ def _entries_backward_kernel(
         columns, entries, most, _, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
-        own -= tl.load(stats + number)
-        lse = tl.load(stats + tl.num_programs(0).to(tl.int64) + number)
+        own -= tl.load(stats + 3 * number)
+        lse = tl.load(stats + 3 * number + 1)
         p, q, d = _entries(entries, most, lse_t, own, c, 0.0, lse, PTX)
         slope = difference(p, q, d)
         slope = slope * (tl.load(upstream + number).to(ACC) * factor)
@@ -261,10 +258,10 @@ def topk_outputs(
     student: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor, rows: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
     """Row losses [N], or of a list one for each index [n], and what the backward pass needs of each
-    [3, n]: about the largest logit, less it log2 of the sum of all columns, and log2 of the share
+    [n, 3]: about the largest logit, less it log2 of the sum of all columns, and log2 of the share
     of those outside K. The reference has zeros and both log-sum-exps there."""
     number, acc = programs(rows, len(student))[0], accumulator(student, log_probs)
-    return student.new_empty(number, dtype=acc), student.new_empty((3, number), dtype=acc)
+    return student.new_empty(number, dtype=acc), student.new_empty((number, 3), dtype=acc)
 
 
 def forward_topk(
@@ -281,10 +278,8 @@ def forward_topk(
     if not use_triton(student):
         return reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
     losses, stats = topk_outputs(student, log_probs, ids, tail, rows)
-    num_rows, width = student.shape
+    num_rows = len(student)
     number, kind = programs(rows, num_rows)
-    columns = granule(student)
-    block, warps = row_tile(width, columns, warp_lanes(student.device))
     ordered = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
     counted = losses if rows is None else rows
     sizes = {"K": ids.shape[1], "KP": _padded(ids.shape[1]), "ROWS": kind}
@@ -293,8 +288,7 @@ def forward_topk(
         _forward_kernel[(number,)](
             student, log_probs, ids, ordered, tail, counted, losses, stats,
             student.stride(0), num_rows, inverse_t * math.log2(math.e), factor, tolerance,
-            V=width, **walk(student, columns, block), **sizes,
-            num_warps=warps, **target_options(losses.dtype),
+            **sizes, **row_launch(losses.dtype, student),
         )  # fmt: skip
     return losses, stats
 
@@ -322,20 +316,17 @@ def backward_topk(
     num_rows, width = student.shape
     gradient, listed = gradient_to_write(student, rows)
     number, kind = programs(listed, num_rows)
-    columns = granule(student, gradient)
-    block, warps = row_tile(width, columns, warp_lanes(student.device))
     if number:
         shared = (
             upstream.contiguous(), student, log_probs, ids, tail,
             losses if listed is None else listed, losses, stats, gradient,
             student.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
         )  # fmt: skip
-        sizes = {"V": width, "K": ids.shape[1], "KP": _padded(ids.shape[1]), "ROWS": kind}
-        sizes |= target_options(losses.dtype)
-        _tail_backward_kernel[(number,)](
-            *shared, width, **sizes, **walk(student, columns, block), num_warps=warps
-        )
-        _entries_backward_kernel[(number,)](*shared, **sizes, num_warps=1)
+        sizes = {"K": ids.shape[1], "KP": _padded(ids.shape[1]), "ROWS": kind}
+        options = row_launch(losses.dtype, student, gradient)
+        _tail_backward_kernel[(number,)](*shared, width, **sizes, **options)
+        options = target_options(losses.dtype) | {"V": width, "num_warps": 1}
+        _entries_backward_kernel[(number,)](*shared, **sizes, **options)
     return [gradient]
 
 

@@ -47,7 +47,7 @@ def reference_forward(
     num_rows, width = student.shape
     number = programs(rows, num_rows)[0]
     losses = torch.zeros(number, dtype=acc, device=student.device)
-    stats = torch.zeros(3, number, dtype=acc, device=student.device)
+    stats = torch.zeros(number, 3, dtype=acc, device=student.device)
     for part, of in row_parts(rows, num_rows, max(1, _REFERENCE_ELEMENTS // width)):
         x = student[of].to(acc) * inverse_t
         columns = ids[of].long()
@@ -62,7 +62,7 @@ def reference_forward(
         log_p, log_q = torch.cat((entries, rest), 1), torch.cat((own, lse_rest), 1) - lse
         value = reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
         losses[part] = hinge(value.sum(1).mul_(factor), tolerance)
-        stats[1:, part] = torch.stack((lse[:, 0], lse_rest[:, 0]))
+        stats[part, 1:] = torch.cat((lse, lse_rest), 1)
     return losses, stats
 
 
@@ -87,7 +87,7 @@ def reference_backward(
         x = student[of].to(losses.dtype) * inverse_t
         columns = ids[of].long()
         entries, rest = _teacher(log_probs[of], columns, tail[of], losses.dtype)
-        lse, lse_rest = stats[1:, part, None]
+        lse, lse_rest = stats[part, 1:].T[..., None]
         q = torch.exp(x - lse)
         slope = q - torch.exp(rest + (x - lse_rest))
         inside = q.gather(1, columns.clamp(min=0)) - entries.exp()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ._scores import backward_scores, forward_scores
 from ._shared import (
-    FLOATS,
     accumulator,
+    check_floats,
     check_options,
     check_range,
     differentiable,
@@ -27,13 +27,8 @@ def check_heads(op: str, named: dict[str, Tensor]) -> None:
     """Raise ValueError unless all are floating [B, A, S, D] on one device with equal B, A, S."""
     first = next(iter(named.values()))
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
+    check_floats(op, **named)
     for name, tensor in named.items():
-        if tensor.dtype not in FLOATS:
-            raise ValueError(
-                f"{op}: {name} has dtype {tensor.dtype}; float32, float16 or bfloat16 wanted"
-            )
-        if tensor.device != first.device:
-            raise ValueError(f"{op}: the inputs are on different devices")
         if tensor.dim() != 4 or tensor.shape[:3] != first.shape[:3] or tensor.shape[3] == 0:
             raise ValueError(f"{op}: {shapes} differ in batch, heads or positions")
         if tensor.shape[3] > MAX_WIDTH:
@@ -82,34 +77,6 @@ scores_op = differentiable(
 )  # fmt: skip
 
 
-def _check_inputs(
-    op: str,
-    student_query: Tensor,
-    student_key: Tensor,
-    teacher_query: Tensor,
-    teacher_key: Tensor,
-) -> None:
-    """Raises ValueError on shapes, dtypes or devices that do not fit."""
-    check_heads(
-        op,
-        {
-            "student_query": student_query,
-            "student_key": student_key,
-            "teacher_query": teacher_query,
-            "teacher_key": teacher_key,
-        },
-    )
-    for role, query, key in (
-        ("student", student_query, student_key),
-        ("teacher", teacher_query, teacher_key),
-    ):
-        if query.shape != key.shape or query.dtype != key.dtype:
-            raise ValueError(
-                f"{op}: {role}_query {list(query.shape)} {query.dtype} and {role}_key "
-                f"{list(key.shape)} {key.dtype} differ"
-            )
-
-
 def _scale(given: float | None, query: Tensor) -> float:
     return 1 / math.sqrt(query.shape[3]) if given is None else float(given)
 
@@ -153,7 +120,16 @@ def attention_kl(
     """
     op = "attention_kl"
     check_options(op, weight, tolerance, reduction)
-    _check_inputs(op, student_query, student_key, teacher_query, teacher_key)
+    named = {"student_query": student_query, "student_key": student_key}
+    named |= {"teacher_query": teacher_query, "teacher_key": teacher_key}
+    check_heads(op, named)
+    for role in ("student", "teacher"):
+        query, key = named[f"{role}_query"], named[f"{role}_key"]
+        if query.shape != key.shape or query.dtype != key.dtype:
+            raise ValueError(
+                f"{op}: {role}_query {list(query.shape)} {query.dtype} and {role}_key "
+                f"{list(key.shape)} {key.dtype} differ"
+            )
     refuse_transforms(op, student_query, student_key)
     batch, heads, length, _ = student_query.shape
     valid = valid_positions(op, mask, batch, length, student_query.device)

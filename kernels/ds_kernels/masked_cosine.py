@@ -24,25 +24,21 @@ from ._shared import (
     refuse_transforms,
     row_parts,
     row_stride,
-    target_options,
     tl,
     use_triton,
-    warp_lanes,
 )
 from ._tiles import (
     LISTED,
     counted_row,
-    granule,
     granules,
     load,
     programs,
-    row_tile,
+    row_launch,
     span,
     store,
     store_zeros,
     tiles,
     uncounted,
-    walk,
 )
 
 _REFERENCE_ELEMENTS = 1 << 18
@@ -60,7 +56,7 @@ def _select(layers, layer, LAYERS: tl.constexpr):
 def _forward_kernel(
     students, teachers, rows, losses, stats, places,
     stride_s, stride_t, num_rows, weight, tolerance,
-    D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     number, row, keep = counted_row(rows, num_rows, ROWS)
@@ -72,7 +68,7 @@ def _forward_kernel(
     if ROWS == LISTED:
         tl.store(places + row, number.to(tl.int32), mask=keep & (layer == 0))
     if keep:
-        base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
+        base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
         student = _select(students, layer, LAYERS) + base
         teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
         tile = tl.arange(0, BLOCK)
@@ -103,38 +99,38 @@ def _forward_kernel(
         distance = tl.where((square_s == 0) | (square_t == 0), 1.0, distance)
         loss = distance * weight
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
-    total = tl.num_programs(0).to(tl.int64) * LAYERS
     number += layer * tl.num_programs(0)
+    stats += 3 * number
     tl.store(losses + number, loss)
-    tl.store(stats + number, scale_s)
-    tl.store(stats + total + number, scale_t)
-    tl.store(stats + 2 * total + number, distance)
+    tl.store(stats, scale_s)
+    tl.store(stats + 1, scale_t)
+    tl.store(stats + 2, distance)
 
 
 @jit
 def _backward_kernel(
     upstream, students, teachers, losses, stats, places, gradients,
     stride_s, stride_t, num_losses, weight,
-    D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1)
-    base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
-    gradient = _select(gradients, layer, LAYERS) + granules(row, D, GRANULE)
+    base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
+    gradient = _select(gradients, layer, LAYERS) + granules(row, V, GRANULE)
     student = _select(students, layer, LAYERS) + base
     teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
     tile = tl.arange(0, BLOCK)
     number = tl.load(places + row).to(tl.int64) if ROWS == LISTED else row
     counted = number >= 0
     number += layer * num_losses
-    total = num_losses * LAYERS
     if tl.load(losses + number, mask=counted, other=0.0) <= 0:
         store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
-        scale_s = tl.load(stats + number)
-        scale_t = tl.load(stats + total + number)
-        distance = tl.load(stats + 2 * total + number)
+        stats += 3 * number
+        scale_s = tl.load(stats)
+        scale_t = tl.load(stats + 1)
+        distance = tl.load(stats + 2)
         factor = tl.load(upstream + number).to(ACC) * weight * scale_s
         factor = tl.where(scale_t == 0, 0.0, factor)  # no direction to follow
         for part in tl.static_range(3):
@@ -167,7 +163,7 @@ def _reference_forward(
             distance = difference.square_().sum(-1).mul_(0.5)
             distance = torch.where((square_s == 0) | (square_t == 0), 1.0, distance)
             losses[layer, part] = hinge(distance * weight, tolerance)
-            stats[:, layer, part] = torch.stack((scale_s, scale_t, distance))
+            stats[layer, part] = torch.stack((scale_s, scale_t, distance), 1)
     return losses, stats, places
 
 
@@ -186,7 +182,7 @@ def _reference_backward(
     for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
         for part in above_tolerance(losses[layer]).nonzero().squeeze(1).split(size):
             of = part if listed is None else listed[part]
-            scale_s, scale_t, distance = stats[:, layer, part, None]
+            scale_s, scale_t, distance = stats[layer, part].T[..., None]
             s = student[of].to(losses.dtype) * scale_s
             t = teacher[of].to(losses.dtype) * scale_t
             factor = upstream[layer, part, None] * weight * scale_s
@@ -200,13 +196,13 @@ def _outputs(
     students: Sequence[Tensor], teachers: Sequence[Tensor], rows: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses [L, N], or of a list one for each index [L, n], what the backward pass needs of each
-    [3, L, n], and of a list where each row stands in it [N], -1 elsewhere."""
+    [L, n, 3], and of a list where each row stands in it [N], -1 elsewhere."""
     acc, first = accumulator(*students, *teachers), students[0]
     shape = (len(students), programs(rows, len(first))[0])
     places = first.new_empty(0, dtype=torch.int32)
     if indices(rows) is not None:
         places = first.new_full((len(first),), -1, dtype=torch.int32)
-    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc), places
+    return first.new_empty(shape, dtype=acc), first.new_empty((*shape, 3), dtype=acc), places
 
 
 def _gradients(
@@ -226,17 +222,14 @@ def _forward(
     if not use_triton(students[0]):
         return _reference_forward(students, teachers, rows, weight, tolerance)
     losses, stats, places = _outputs(students, teachers, rows)
-    num_rows, width = students[0].shape
+    num_rows = len(students[0])
     number, kind = programs(rows, num_rows)
-    columns = granule(*students, *teachers)
-    block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
+    options = row_launch(losses.dtype, *students, *teachers, threads=32)
     if number:
         _forward_kernel[(number, len(students))](
             tuple(students), tuple(teachers), losses if rows is None else rows,
             losses, stats, places, students[0].stride(0), teachers[0].stride(0),
-            num_rows, weight, tolerance,
-            D=width, **walk(students[0], columns, block), LAYERS=len(students),
-            ROWS=kind, num_warps=warps, **target_options(losses.dtype),
+            num_rows, weight, tolerance, LAYERS=len(students), ROWS=kind, **options,
         )  # fmt: skip
     return losses, stats, places
 
@@ -254,17 +247,15 @@ def _backward(
 ) -> list[Tensor]:
     if not use_triton(students[0]):
         return _reference_backward(upstream, students, teachers, losses, stats, rows, weight)
-    num_rows, width = students[0].shape
+    num_rows = len(students[0])
     gradients = _gradients(upstream, losses, stats, places, students)
-    columns = granule(*students, *teachers, *gradients)
-    block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
+    options = row_launch(losses.dtype, *students, *teachers, *gradients, threads=32)
     kind = programs(indices(rows), num_rows)[1]
     if num_rows:
         _backward_kernel[(num_rows, len(students))](
             upstream.contiguous(), tuple(students), tuple(teachers), losses, stats, places,
             tuple(gradients), students[0].stride(0), teachers[0].stride(0), losses.shape[1], weight,
-            D=width, **walk(students[0], columns, block), LAYERS=len(students),
-            ROWS=kind, num_warps=warps, **target_options(losses.dtype),
+            LAYERS=len(students), ROWS=kind, **options,
         )  # fmt: skip
     return gradients
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._shared import (
-    FLOATS,
+    check_floats,
     check_options,
     check_range,
     differentiable,
@@ -47,17 +47,16 @@ def _check_inputs(
             f"teacher_tail_log_prob {list(teacher_tail_log_prob.shape)} do not fit; "
             "[..., V], [..., K], [..., K] and [...] wanted"
         )
-    floats = (student_logits, teacher_log_probs, teacher_tail_log_prob)
-    if any(t.dtype not in FLOATS for t in floats) or teacher_ids.dtype not in (
-        torch.int64,
-        torch.int32,
-    ):
-        raise ValueError(
-            f"{op}: dtypes {[str(t.dtype) for t in floats]} and ids {teacher_ids.dtype}; "
-            "float32, float16 or bfloat16 and int64 or int32 wanted"
-        )
-    if any(t.device != student_logits.device for t in (*floats, teacher_ids)):
-        raise ValueError(f"{op}: the inputs are on different devices")
+    check_floats(
+        op,
+        student_logits=student_logits,
+        teacher_log_probs=teacher_log_probs,
+        teacher_tail_log_prob=teacher_tail_log_prob,
+    )
+    if teacher_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{op}: teacher_ids has dtype {teacher_ids.dtype}; int64 or int32 wanted")
+    if teacher_ids.device != student_logits.device:
+        raise ValueError(f"{op}: teacher_ids is on {teacher_ids.device}")
 
 
 def topk_kl(

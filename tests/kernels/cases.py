@@ -35,6 +35,7 @@ MODULES = {
         "_scores",
         "_scores_reference",
         "_projections",
+        "_tiles",
         "_divergences",
     )
 }

@@ -425,7 +425,7 @@ def test_accuracy_at_any_gap(
     have in common, which is not part of it, and columns that neither has, in rows that begin
     anywhere. A row for each spread and offset."""
     if INTERPRETED:
-        monkeypatch.setattr(MODULES["_rows"], "row_tile", lambda *sizes: (64, 1))
+        monkeypatch.setattr(MODULES["_tiles"], "row_tile", lambda *sizes: (64, 1))
     torch.manual_seed(0)
     width = 101 if INTERPRETED else 301
     settings = [(std, offset) for std in (1, 2, 4, 8) for offset in (-80, 0, 80)]
