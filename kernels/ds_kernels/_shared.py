@@ -264,25 +264,29 @@ def register_limit(most: int) -> dict[str, int]:
 
 def differentiable(
     name: str,
+    inputs: str,
     forward: Callable[..., tuple[Tensor, ...]],
     backward: Callable[..., list[Tensor]],
     *,
     outputs: Callable[..., tuple[Tensor, ...]],
     gradients: Callable[..., list[Tensor]],
-    tensors: int,
+    number: int = 2,
     kept: Callable[..., tuple[Any, ...]] = lambda *inputs: inputs,
 ) -> Callable[..., Any]:
     """The op `ds_kernels::NAME` with a gradient, and a second op for that: so torch.compile takes
-    them as they are. The schemas are those of the annotations.
+    them as they are.
 
-    forward: (tensors or lists of them, options) -> losses, and what the backward pass needs.
+    inputs: as in a schema, tensors and lists of them first, then options.
+    forward: inputs -> losses, and what the backward pass needs; so many in `number`.
     backward: (gradient of the losses, outputs, inputs) -> gradients of the first tensors.
     outputs, gradients: what both return, not filled.
-    tensors: how many of the inputs are tensors or lists of them: the first.
     kept: the inputs -> those that the backward pass gets.
     """
-    op = _op(name, forward, outputs)
-    of_gradients = _op(f"{name}_backward", backward, gradients)
+    tensors, results = inputs.count("Tensor"), ", ".join(["Tensor"] * number)
+    op = _op(name, f"({inputs}) -> ({results})", forward, outputs)
+    needed = ", ".join(f"Tensor output{i}" for i in range(number))
+    schema = f"(Tensor upstream, {needed}, {inputs}) -> Tensor[]"
+    of_gradients = _op(f"{name}_backward", schema, backward, gradients)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given = kept(*inputs)
@@ -316,14 +320,13 @@ def differentiable(
     return op
 
 
-def _op(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def _op(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def on_its_device(first: Any, *rest: Any) -> Any:
         """Launches go to the GPU of the first tensor, which need not be the current one."""
         with torch.cuda.device_of(first if isinstance(first, Tensor) else first[0]):
             return function(first, *rest)
 
-    schema = torch.library.infer_schema(function, mutates_args=())
     op = torch.library.custom_op(
         f"ds_kernels::{name}", on_its_device, mutates_args=(), schema=schema
     )

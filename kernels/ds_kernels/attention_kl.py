@@ -72,9 +72,14 @@ def _gradients(
 
 
 scores_op = differentiable(
-    "attention_kl", forward_scores, backward_scores, outputs=_outputs, gradients=_gradients,
-    tensors=5,
-)  # fmt: skip
+    "attention_kl",
+    "Tensor query_s, Tensor key_s, Tensor query_t, Tensor key_t, Tensor? valid, float scale_s, "
+    "float scale_t, float weight, float tolerance, bool symmetric",
+    forward_scores,
+    backward_scores,
+    outputs=_outputs,
+    gradients=_gradients,
+)
 
 
 def _scale(given: float | None, query: Tensor) -> float:

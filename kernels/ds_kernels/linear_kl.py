@@ -190,7 +190,16 @@ def _kept(*inputs: Any) -> tuple[Any, ...]:
 
 
 _op = differentiable(
-    "linear_kl", _forward, _backward, outputs=_outputs, gradients=_gradients, tensors=8, kept=_kept
+    "linear_kl",
+    "Tensor student_hidden, Tensor of_weight, Tensor? student_bias, Tensor student_weight, "
+    "Tensor? rows, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? teacher_bias, "
+    "int entries, float temperature, float weight, float tolerance, int divergence, "
+    "bool[] wanted, bool keep",
+    _forward,
+    _backward,
+    outputs=_outputs,
+    gradients=_gradients,
+    kept=_kept,
 )
 
 

@@ -261,7 +261,13 @@ def _backward(
 
 
 _op = differentiable(
-    "masked_cosine", _forward, _backward, outputs=_outputs, gradients=_gradients, tensors=3
+    "masked_cosine",
+    "Tensor[] students, Tensor[] teachers, Tensor? rows, float weight, float tolerance",
+    _forward,
+    _backward,
+    outputs=_outputs,
+    gradients=_gradients,
+    number=3,
 )
 
 

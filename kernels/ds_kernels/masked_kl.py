@@ -25,21 +25,14 @@ from ._shared import (
     row_stride,
 )
 
-
-def _forward(
-    student: Tensor,
-    teacher: Tensor,
-    rows: Tensor | None,
-    temperature: float,
-    weight: float,
-    tolerance: float,
-    divergence: int,
-) -> tuple[Tensor, Tensor]:
-    return forward_rows(student, teacher, rows, temperature, weight, tolerance, divergence)
-
-
 _op = differentiable(
-    "masked_kl", _forward, backward_rows, outputs=row_outputs, gradients=like_student, tensors=3
+    "masked_kl",
+    "Tensor student, Tensor teacher, Tensor? rows, float temperature, float weight, "
+    "float tolerance, int divergence",
+    forward_rows,
+    backward_rows,
+    outputs=row_outputs,
+    gradients=like_student,
 )
 
 FEW = 1 << 16

@@ -19,7 +19,13 @@ from ._shared import (
 from ._topk import backward_topk, forward_topk, topk_outputs
 
 _op = differentiable(
-    "topk_kl", forward_topk, backward_topk, outputs=topk_outputs, gradients=like_student, tensors=5
+    "topk_kl",
+    "Tensor student, Tensor log_probs, Tensor ids, Tensor tail, Tensor? rows, float temperature, "
+    "float weight, float tolerance",
+    forward_topk,
+    backward_topk,
+    outputs=topk_outputs,
+    gradients=like_student,
 )
 
 
