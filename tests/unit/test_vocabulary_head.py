@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term
+from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term, TermInputs
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
 from ds_distill.seen import Target
@@ -113,6 +113,18 @@ def test_rows_that_count_are_read_where_they_lie(name: str) -> None:
     losses.sum().backward()
     gradient = models[0].features.grad
     assert gradient is not None and gradient.any(dim=1).tolist() == [row != 2 for row in range(7)]
+
+
+def test_a_map_reads_the_rows_that_count_alone() -> None:
+    """Else its gradient had theirs, of 0 times anything."""
+    torch.manual_seed(0)
+    student, teacher = torch.randn(ROWS, 8), torch.randn(ROWS, 16)
+    student[2] = torch.nan
+    term = Cosine({}, TermInputs(8, {"only": 16}))
+    seen = Seen(Signals(None, {-1: student}), batch(), {"only": Signals(None, {-1: teacher})})
+    term(seen).sum().backward()
+    [weight] = term.parameters()
+    assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any()
 
 
 LIVE, LOGITS = (True, True), (False, False)
