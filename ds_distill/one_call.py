@@ -6,7 +6,7 @@ import html
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ class FinishedRun:
     """What a run wrote."""
 
     folder: Path
-    results: dict[str, Any]
+    results: dict[str, Any] = field(repr=False)
     """Content of results.json: `student` (the name of the chosen one), `verdict`, and one record
     per phase in `phases`."""
     report: Path

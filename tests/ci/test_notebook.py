@@ -7,10 +7,9 @@ from e2e.test_notebook import NOTEBOOK, outputs
 from nbclient import NotebookClient
 
 SMALL = """
-import html
 from pathlib import Path
 
-PER_LABEL = {"train": 40, "validation": 60, "transfer": 40, "test": 30}
+PER_LABEL = {"lessons": 40, "train": 40, "validation": 60, "test": 30}
 EPOCHS = 1
 """
 
@@ -24,4 +23,4 @@ def test_the_notebook_runs(tmp_path, monkeypatch, command_environment):
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = outputs(notebook)
     assert "iframe" in str(shown[-1].data["text/html"])
-    assert (tmp_path / "runs" / "first" / "student" / "model.safetensors").is_file()
+    assert (tmp_path / "runs" / "texts" / "student" / "model.safetensors").is_file()
