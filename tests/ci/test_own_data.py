@@ -102,10 +102,11 @@ def test_one_call_distils(tmp_path, monkeypatch, capsys):
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     fast = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
     names: dict[str, Any] = {}
-    exec(code.replace('student="S")', f'student="S", overrides={fast})'), names)
+    more = f'student="S", overrides={fast}'
+    exec(code.replace('teachers=["A", "B"]', f'teachers=["A", "B"], {more}'), names)
     done = names["done"]
     shown = capsys.readouterr().out
-    assert "description: DATA, by ds-distill init." in shown and done.results["verdict"] in shown
+    assert "description: DATA, by ds-distill init." in shown and f"\n{done.report}\n" in shown
     assert all(f"{name:12} {score:.1%}\n" in shown for name, score in done.scores.items())
     assert names["answer"]["predicted"] in labels
     assert done.folder == Path("runs/DATA") and Path("runs/DATA.yaml").is_file()

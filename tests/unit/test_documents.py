@@ -52,6 +52,7 @@ NOT_CODE = {"mermaid", "json"}
 """Languages of blocks that nothing can run: graphs, and rows of data."""
 
 TEXTS = {
+    "README.md": ["what its Python printed"],
     "docs/extending.md": ["a recipe of the example package: tests/ci/test_outside_parts.py"],
     "docs/own-data.md": ["a folder of data", "teachers in files: tests/unit/test_predictions.py"],
     "docs/recipes.md": ["a small form: tests/unit/test_small_forms.py"],
