@@ -46,8 +46,9 @@ class Device:
     """A pattern of what torch calls it, behind the maker's names."""
     launch: float = 25e-6
     """Seconds that the host takes to start a kernel, in Python and torch; what DeepSpeed does in
-    Python takes so many times as long, see `placements`. Fitted to steps that virtual machines with
-    an H100 and an H200 took (docs/planning.md)."""
+    Python takes so many times as long, see `times`. Fitted to steps that virtual machines with an
+    H100 and an H200 took (docs/planning.md), when students were called module by module; of those
+    that are not called so any more a GPU has timed none."""
     per_machine: int = 8
     cards: int = 8
     """Network cards of a machine: an assumption, one for each GPU with NVLink of today, else one

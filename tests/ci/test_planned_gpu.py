@@ -1,4 +1,5 @@
-"""A plan beside steps that an H200 took: committed results, which no CPU can take again."""
+"""A plan beside steps that an H100 and an H200 took: committed results, which no CPU can take
+again."""
 
 from __future__ import annotations
 
@@ -52,6 +53,28 @@ def test_a_step_of_three_teachers(size):
             assert planned.computing == pytest.approx(counted, rel=0.2) and counted < seconds / 3
         if size == 1024:
             assert planned.computing > 0.8 * planned.step.total
+
+
+WAITS_IN_MASKED_LM = {
+    ("h100", "live"): 1.9,
+    ("h100", "cached"): 1.65,
+    ("h200", "live"): 1.3,
+    ("h200", "cached"): 1.8,
+}
+"""Likewise of a step of 32 texts: students were called module by module then."""
+
+
+@pytest.mark.parametrize(("gpu", "sizes"), [("h100", [32]), ("h200", [32, 256, 1024])])
+def test_a_step_of_a_masked_lm(gpu, sizes):
+    rows = read_json(RESULTS / f"step-masked-lm-{gpu}.json")["paths"]
+    measured = {row["path"]: row for row in rows if row["path"] != "textbrewer"}
+    for size in sizes:
+        plan = planned_steps(HUB[:1], STUDENT, None, LENGTH, size, 1, 1, GPUS[gpu], "zero1_bf16")
+        for path, row in measured.items():
+            seconds, most = row["seconds_per_step"]["median"], WAITS_IN_MASKED_LM[gpu, path]
+            if size != BATCH:
+                seconds, most = row["larger"][str(size)]["seconds"], SECONDS
+            assert 1 / SECONDS < seconds / plan[1, path].step.total < most, (size, path)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -19,7 +19,7 @@ from ds_distill.recipe import load_recipe
 def planned_steps(
     teachers: Iterable[str],
     student: str,
-    classes: int,
+    classes: int | None,
     length: int,
     micro_batch: int,
     micro_steps: int,
@@ -30,16 +30,17 @@ def planned_steps(
     """By ZeRO stage and whether teachers are `live` or `cached`, without activation checkpointing.
 
     teachers, student: names of the hub whose configurations come with ds_distill.
+    classes: None for a masked-LM, of which 15% of the tokens are rows.
     micro_batch: examples of `length` tokens per rank. config: a DeepSpeed config's name.
     """
     configs = shipped_configs()
     batch = {"batch_size": ranks * micro_batch * micro_steps, "micro_batch_size": micro_batch}
+    task = {"type": "masked-lm", "masking": {"rate": 0.15, "variants": 2}}
+    if classes is not None:
+        task = {"labels": [str(label) for label in range(classes)]}
+    data = {"path": "/not/there"}  # no name of the hub, which is not asked then
     recipe: dict[str, Any] = {
-        "task": {
-            "data": {"path": "/not/there"},  # no name of the hub, which is not asked then
-            "labels": [str(label) for label in range(classes)],
-            "max_length": length,
-        },
+        "task": {**task, "data": data, "max_length": length},
         "teachers": {
             f"teacher{number}": {"model": str(configs[name])}
             for number, name in enumerate(teachers)
