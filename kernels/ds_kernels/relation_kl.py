@@ -69,5 +69,5 @@ def relation_kl(
     scales = [1 / math.sqrt(x.shape[3]) for x in views.values()]
     own, other = views.values()
     # The gradient of the first is that of both.
-    losses, _ = scores_op(own, own.detach(), other, other, valid, *scales, weight, tolerance, True)
+    losses, _ = scores_op(own, own, other, other, valid, *scales, weight, tolerance, True)
     return reduce_losses(losses, valid, batch * length, reduction, heads)

@@ -268,6 +268,19 @@ def test_linear_refuses_other_vocabularies() -> None:
         ds_kernels.linear_kl(h, w, h, w, student_bias=torch.zeros(6))
 
 
+def test_what_linear_keeps(device: torch.device) -> None:
+    """Nothing of the teacher beside the derivatives; of squared errors no temperature."""
+    h, w = (torch.randn(n, 4, device=device, requires_grad=True) for n in (3, 7))
+    teacher = torch.randn(3, 5, device=device), torch.randn(7, 5, device=device)
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        ds_kernels.linear_kl(h, w, *teacher)
+    assert (7, 4) in kept and not {(3, 5), (7, 5)} & {*map(tuple, kept)}
+    losses = [ds_kernels.linear_kl(h, w, *teacher, divergence="mse", temperature=t) for t in (1, 3)]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, (h, w)) for loss in losses))
+
+
 def test_linear_weight_released_before_backward() -> None:
     h, w = torch.randn(3, 4, requires_grad=True), torch.nn.Parameter(torch.randn(7, 4))
     loss = ds_kernels.linear_kl(h, w, torch.randn(3, 4), torch.randn(7, 4))
@@ -493,13 +506,16 @@ def test_few_logits_in_plain_torch() -> None:
         torch.testing.assert_close(gradient, wanted_gradient)
 
 
-@pytest.mark.parametrize(("rows", "path"), [(32, "torch"), (32 * 342, "none")])
-def test_what_few_logits_are_on_a_gpu(rows: int, path: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "divergence", "path"),
+    [(32, "kl", "torch"), (32 * 342, "kl", "none"), (32, "js", "none")],
+)
+def test_what_few_logits_are_on_a_gpu(rows: int, divergence: str, path: str) -> None:
     """Shapes and devices alone, of a GPU that need not be there: 65,536 logits are the most."""
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
         patch.setattr(MODULES["masked_kl"], "FEW", FEW)
         student = torch.empty(rows, 6, device="cuda")
-        ds_kernels.masked_kl(student, student)
+        ds_kernels.masked_kl(student, student, divergence=divergence)
     assert ds_kernels.last_path() == path
 
 

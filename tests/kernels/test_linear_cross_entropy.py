@@ -138,6 +138,8 @@ def test_what_needs_no_gradient(device: torch.device) -> None:
     of_slot = torch.autograd.grad(linear_kl(hidden, weight, *teacher[:2], slot=slot), weight)
     alone = torch.autograd.grad(linear_kl(hidden, weight, *teacher[:2]), weight)
     assert torch.equal(*of_slot, *alone)
+    into = torch.autograd.grad(linear_kl(hidden, weight, *teacher[:2], slot=slot), slot)
+    assert torch.equal(*into, *alone)
     with torch.no_grad():
         _, slot = linear_cross_entropy(hidden, weight, labels)
     of_slot = torch.autograd.grad(linear_kl(hidden, weight, *teacher[:2], slot=slot), weight)
