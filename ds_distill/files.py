@@ -21,16 +21,6 @@ _NO_SPACE = ("no space left on device", "os error 28", "disk quota exceeded", "o
 _WRITE_FAILED = ("pytorchstreamwriter", "inline_container", "requested and")
 """Messages of torch and numpy when a write ends early; they set no errno."""
 
-_KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether an exception, or one of its causes, means that a disk was full.
@@ -116,11 +106,10 @@ def checksum(path: Path) -> str:
 
 def kind_of_node(path: Path) -> str | None:
     """What a path is, in words: of a link not what it points to. None where nothing is there."""
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return _KINDS.get(stat.S_IFMT(mode), "a node of an unknown kind")
+    if path.is_symlink():
+        return "a link"
+    kinds = {"a file": path.is_file, "a folder": path.is_dir, "a device or a pipe": path.exists}
+    return next((kind for kind, is_one in kinds.items() if is_one()), None)
 
 
 def refuse_links_out(folder: Path) -> None:

@@ -69,7 +69,6 @@ class ExpertiseRecord(TypedDict):
     left_out: dict[str, str]
     comparison: dict[str, Any]
     """See `ds_distill.routing.comparison.Comparison.to_json`."""
-    comparison_of_all: NotRequired[dict[str, Any]]
     texts: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
 

@@ -169,11 +169,6 @@ def end_of_a_phase(folder: Path) -> Moment:
     return lambda folder: len(records(folder)) > before
 
 
-def cache_without_record(folder: Path) -> bool:
-    """The cache is whole, and its phase has not left its record."""
-    return any((folder / "cache").glob("*/manifest.json"))
-
-
 def records(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "phases").glob("*.json"))
 

@@ -74,15 +74,6 @@ def missing_from(
     return Plan(first_block, block_rows, keys_by_split), missing
 
 
-def added_by(
-    path: Path, splits: list[tuple[Examples, Collator]], first_block: int
-) -> list[Missing]:
-    """What a finished build has added to the cache, as it was missing before."""
-    reader = CacheReader(path)
-    first_row = first_block * reader.manifest.block_rows
-    return _distinct(splits, lambda keys: reader.indices(keys) >= first_row)
-
-
 def _distinct(
     splits: list[tuple[Examples, Collator]], is_missing: Callable[[np.ndarray], np.ndarray]
 ) -> list[Missing]:

@@ -47,15 +47,19 @@ class Predictions:
         names: of the task's classes.
         """
         counts = self.class_counts(names)
-        return {"per_class": f1_by_class(counts), "class_counts": counts} if counts else {}
+        return {"per_class": self.by_class(counts), "class_counts": counts} if counts else {}
 
     def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
         """By class, label or type how many are right, are predicted, are there."""
         return {}
 
-    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+    @staticmethod
+    def by_class(counts: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
         """The F1 of each of these; None of one that is not there."""
-        return f1_by_class(self.class_counts(names))
+        return {
+            name: 2 * right / (predicted + there) if there else None
+            for name, (right, predicted, there) in counts.items()
+        }
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
@@ -96,22 +100,23 @@ class ClassPredictions(Predictions):
         right = self.predicted == self.labels
         return np.stack([right, np.ones_like(right)], axis=1).astype(np.float64)
 
-    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        right = self.labels[self.predicted == self.labels]
+        of_each = (right, self.predicted, self.labels)
+        counts = np.stack([np.bincount(some, minlength=len(names)) for some in of_each])
+        return dict(zip(names, counts.T.tolist(), strict=True))
+
+    @staticmethod
+    def by_class(counts: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
         """The accuracy on the examples of each class (its recall); None without any."""
-        right = self.predicted == self.labels
-        totals = np.bincount(self.labels, minlength=len(names))
-        rights = np.bincount(self.labels[right], minlength=len(names))
         return {
-            name: float(rights[index] / totals[index]) if totals[index] else None
-            for index, name in enumerate(names)
+            name: right / there if there else None for name, (right, _, there) in counts.items()
         }
 
     def details(self, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "per_class": self.per_class(names),
-            "confusion": confusion_counts(self, len(names)),
-            "reliability": reliability(self.confidence, self.predicted == self.labels),
-        }
+        bins = reliability(self.confidence, self.predicted == self.labels)
+        confusion = confusion_counts(self, len(names))
+        return {**super().details(names), "confusion": confusion, "reliability": bins}
 
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, C] each: which class is predicted, and which is the label."""
@@ -221,14 +226,6 @@ class NumberPredictions(Predictions):
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def f1_by_class(counts: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
-    """counts: by class how many are right, predicted, there."""
-    return {
-        name: 2 * right / (predicted + there) if there else None
-        for name, (right, predicted, there) in counts.items()
-    }
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:

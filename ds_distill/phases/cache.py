@@ -22,7 +22,6 @@ from ds_distill.caching.build import (
     ATTENTION,
     WAIT_SECONDS,
     Missing,
-    added_by,
     claims,
     missing_from,
     write_blocks,
@@ -34,13 +33,13 @@ from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
-from ds_distill.files import naming, write_json
+from ds_distill.files import naming
 from ds_distill.keys import distinct_keys
 from ds_distill.models.configuration import load_config
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
-from ds_distill.records import CacheRecord, read_object
+from ds_distill.records import CacheRecord
 from ds_distill.run.inference import NotFiniteSignals, inference_collator, inference_engine, refusal
 from ds_distill.run.run import Run
 
@@ -65,29 +64,17 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
     record: CacheRecord = {"splits": phase.splits, "folder": folder, "examples": rows, "added": 0}
     if lacking := _not_given(run, references, keys):
         record["not_given"] = lacking
-    notes = run.folder.unfinished(number, name)
-    noted = read_object(notes, "Remove that file.") if notes.is_file() else None
-    world.barrier()  # before the main process writes them
     with naming(path):
         build, missing, kept = _join(phase, run, path, references, splits)
         if build.plan.examples == 0:
             if world.is_main:
                 remove_leftovers(path)
             run.log.info(f"  {path} holds all {rows:,} examples")
-            if noted is None:
-                return record
-            # An earlier start of this phase ended between its last block and its record.
-            missing = added_by(path, splits, noted["first_block"])
-            run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
-        else:
-            blocks = len(build.plan.blocks) * len(build.teachers)
-            plan = build.plan
-            noted = {"first_block": plan.first_block, "blocks": blocks, "added": plan.examples}
-            if world.is_main:
-                write_json(notes, noted)
-                if kept:
-                    run.log.info(f"  {kept} of {blocks} blocks were written before")
-                run.log.event("cache", phase=name, blocks=blocks, kept=kept)
+            return record
+        blocks = len(build.plan.blocks) * len(build.teachers)
+        if kept:
+            run.log.info(f"  {kept} of {blocks} blocks were written before")
+        run.log.event("cache", phase=name, blocks=blocks, kept=kept)
         repeated = _write_all(phase, run, references, build, missing)
     reader, near = CacheReader(path), {}
     for teacher, sample in repeated.items():
@@ -95,7 +82,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> CacheRecord:
         if measured is not None:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
             near[teacher] = asdict(measured)
-    return {**record, "added": noted["added"], "fidelity": near}
+    return {**record, "added": build.plan.examples, "fidelity": near}
 
 
 def _not_given(run: Run, references: list[ModelReference], keys: np.ndarray) -> dict[str, int]:
@@ -196,7 +183,7 @@ def _write_all(
     except NotFiniteSignals as error:
         raise refusal(run, phase.splits, error) from error
     run.world.barrier()
-    if run.world.is_main and build.plan.examples:
+    if run.world.is_main:
         build.finish()
     run.world.barrier()
     return repeated
@@ -239,10 +226,9 @@ def _run_teacher(
     if batch_size is None and run.packed(reference, half=is_half(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
     with inference_engine(run, [reference]) as engine:
-        if build.plan.examples:
-            with _progress(run, teacher, build) as advance:
-                claim = claims(world, build, teacher)
-                write_blocks(engine, build, claim, teacher, missing, batch_size, advance)
+        with _progress(run, teacher, build) as advance:
+            claim = claims(world, build, teacher)
+            write_blocks(engine, build, claim, teacher, missing, batch_size, advance)
         most, schema = max(missing, key=lambda part: len(part.indices)), build.teachers[teacher][1]
         return repeat_inference(
             engine, teacher, most.examples, most.collate, most.indices, schema.mask_variants

@@ -249,11 +249,8 @@ def _log(
 
     for model, of_model in models.items():
         numbers = {one: of_model[one] for one in run.kind.metrics if one in of_model}
-        own = of_model.get("own_tokens", {})
-        numbers |= {f"own_{one}": value for one, value in own.items()}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
-        added = f"; on all its tokens {score_of(own)}" if metric.name in own else ""
-        score = score_of(of_model) + limits_of(of_model) + added
+        score = score_of(of_model) + limits_of(of_model)
         run.log.info(f"  {model:<16} {of_model['role']:<8} {score}")
     answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
     rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(baseline)

@@ -35,12 +35,7 @@ from ds_distill.routing.held_out import at
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.partial_teachers import classes_of
 from ds_distill.routing.selection import unqualified
-from ds_distill.run.doubts import (
-    score_of_signals,
-    warn_of_few_groups,
-    warn_of_one_expert,
-    warn_of_teachers,
-)
+from ds_distill.run.doubts import score_of_signals, warn_of_few_groups, warn_of_one_expert
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import predict_split, rows_of
@@ -56,22 +51,17 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     held = steps(run.recipe)[number].held(phase.split)  # of the teachers as they are now
     reader = None if held is None else open_cache(run, phase.split, number)
     examples, signals = _fitting_signals(phase, number, run, reader)
-    references = [run.reference(teacher, number) for teacher in signals]
-    logits = _of_all_classes(signals, run)
-    left_out, of_all = _left_out(phase, signals, logits, examples, run), None
-    teach = [reference for reference in references if reference.name not in left_out]
+    logits = {teacher: of.over_all(len(run.labels)).numpy() for teacher, of in signals.items()}
+    left_out = _left_out(phase, signals, logits, examples, run)
+    teach = [run.reference(teacher, number) for teacher in signals if teacher not in left_out]
     score_of_signals(number, name, run, phase.split, teach, logits, examples)
     if not run.world.is_main:
         run.world.barrier()
         return None
-    warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     where = f"phase {name}, split {phase.split}"
-    if left_out:
-        of_all = _compare(where, signals, examples, run)
-        run.log.info(routing_table(of_all.to_json(), phase.split).text())
-        for teacher, why in left_out.items():
-            run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
-        signals = {name: of for name, of in signals.items() if name not in left_out}
+    for teacher, why in left_out.items():
+        run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
+    signals = {name: of for name, of in signals.items() if name not in left_out}
     rows = np.flatnonzero(is_labelled(examples.counted_labels))
     owners = examples.of_rows[torch.from_numpy(rows)]
     given = at(signals, torch.from_numpy(rows)), examples.labels[rows], examples.keys[owners]
@@ -87,7 +77,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.info(routing_table(comparison.to_json(), phase.split).text())
-    warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
+    warnings = warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
     record: dict[str, Any] = {
@@ -101,8 +91,6 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     }
     if phase.show_examples:
         record["texts"] = _texts(phase.split, run, comparison.disagreements, examples)
-    if of_all is not None:
-        record["comparison_of_all"] = of_all.to_json()
     return cast(ExpertiseRecord, record)
 
 
@@ -114,12 +102,6 @@ def _texts(split: str, run: Run, shown: Sequence[Disagreement], examples: Exampl
         text = "\n".join(row[name] for name in ("text", "text_b") if name in row)
         found.append(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…")
     return found
-
-
-def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.ndarray]:
-    """float32 [R, C] by teacher, also of one that knows some of the classes."""
-    count = len(run.labels)
-    return {teacher: of.over_all(count).numpy() for teacher, of in signals.items()}
 
 
 def _left_out(
@@ -200,7 +182,8 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         )
     reader = open_cache(run, split, step.number + 1)
     examples, signals = _fitting_signals(settings, step.number + 1, run, reader)
-    left_out = _left_out(settings, signals, _of_all_classes(signals, run), examples, run)
+    logits = {teacher: of.over_all(len(run.labels)).numpy() for teacher, of in signals.items()}
+    left_out = _left_out(settings, signals, logits, examples, run)
     for teacher, why in left_out.items():
         say(f"Left out: {teacher}, which {why}.")
     signals = {name: of for name, of in signals.items() if name not in left_out}

@@ -47,13 +47,12 @@ _activity = Activity()
 @contextmanager
 def announced(show: Callable[[str], object]) -> Iterator[None]:
     """Show a line on what this process does, for as long as this block takes."""
-    ended, started = threading.Event(), time.monotonic()
+    ended, started, tell = threading.Event(), time.monotonic(), Tell()
 
     def announce() -> None:
-        seconds = TELL_SECONDS
-        while not ended.wait(seconds):
-            show(f"  {time.monotonic() - started:.0f} s: {activity()} ...")
-            seconds = TELL_AGAIN_SECONDS
+        while not ended.wait(0.1):
+            if tell.is_time():
+                show(f"  {time.monotonic() - started:.0f} s: {activity()} ...")
 
     thread = threading.Thread(target=announce, daemon=True, name="announcer")
     thread.start()

@@ -67,11 +67,14 @@ def record_failure(folder: Path, failure: Failure) -> bool:
 
 def failures(folder: Path) -> list[Failure]:
     """All records, the oldest first; a damaged one counts for none."""
-    found = []
-    for path in sorted((folder / FOLDER).glob("rank-*.json")):
-        with suppress(OSError, ValueError):
-            found.append(_RECORD.validate_json(read_text(path)))
-    return sorted(found, key=lambda failure: failure.time)
+    found = map(_read, sorted((folder / FOLDER).glob("rank-*.json")))
+    return sorted(filter(None, found), key=lambda failure: failure.time)
+
+
+def _read(path: Path) -> Failure | None:
+    with suppress(OSError, ValueError):
+        return _RECORD.validate_json(read_text(path))
+    return None
 
 
 def first_failure(folder: Path) -> Failure | None:
@@ -82,18 +85,13 @@ def first_failure(folder: Path) -> Failure | None:
     return next(iter(own or found), None)
 
 
-def clear_failures(folder: Path, before: float | None = None) -> None:
+def clear_failures(folder: Path, before: float = float("inf")) -> None:
     """Remove the records of an earlier start, and the run's folder where it has nothing else.
 
-    before: only records that are older, in seconds since 1970; None: all.
+    before: only records that are older, in seconds since 1970.
     """
-    limit = float("inf") if before is None else before
     for path in (folder / FOLDER).glob("rank-*.json"):
-        try:
-            at = _RECORD.validate_json(read_text(path)).time
-        except (OSError, ValueError):
-            at = 0.0
-        if at < limit:
+        if (one := _read(path)) is None or one.time < before:
             path.unlink(missing_ok=True)
     for path in (folder / FOLDER, folder):
         with suppress(OSError):  # not there, or not empty

@@ -65,11 +65,14 @@ class Rendezvous:
         store.add("come", 1)
         if rank == 0:
             processes = _wait_for_all(store, size, deadline, limit)
-            store.set("processes", json.dumps([asdict(process) for process in processes]))
-        else:
-            _wait_for_main(store, deadline)
-        known = json.loads(store.get("processes"))
-        return Rendezvous(store, rank, [ProcessId(**process) for process in known])
+            store.set("met", json.dumps([asdict(process) for process in processes]))
+        try:
+            met = json.loads(store.get("met"))  # rank 0 says whom it waits for
+        except (DistNetworkError, DistStoreError) as error:
+            raise StoreLost("rank 0 ended before all ranks were there") from error
+        if isinstance(met, str):
+            raise RanksMissing(met)
+        return Rendezvous(store, rank, [ProcessId(**process) for process in met])
 
     def connect(self) -> PrefixStore:
         """Another connection to the store, for another thread: an operation that waits blocks the
@@ -230,7 +233,7 @@ def _wait_for_all(store: PrefixStore, size: int, deadline: float, limit: float) 
                     f"whether they were started, and reach {os.environ['MASTER_ADDR']}:"
                     f"{os.environ['MASTER_PORT']}."
                 )
-                store.set("missing", message)
+                store.set("met", json.dumps(message))
                 time.sleep(2)  # for the others to read it: the store ends with this process
                 raise RanksMissing(message)
             say(f"ds-distill: waiting for {missing}, at most {minutes(limit)}")
@@ -251,16 +254,3 @@ def _expected_host(rank: int, known: dict[int, str]) -> str | None:
         host for other, host in known.items() if other // ranks_per_host == rank // ranks_per_host
     ]
     return beside[0] if beside else f"node {rank // ranks_per_host}"
-
-
-def _wait_for_main(store: PrefixStore, deadline: float) -> None:
-    """Wait until rank 0 has seen all ranks; it announces whom it waits for."""
-    try:
-        while not store.check(["processes"]):
-            if store.check(["missing"]):
-                raise RanksMissing(store.get("missing").decode())
-            if time.monotonic() > deadline + 10:
-                raise RanksMissing("rank 0 does not say whether all ranks are there")
-            time.sleep(_POLL_SECONDS)
-    except (DistNetworkError, DistStoreError) as error:
-        raise StoreLost("rank 0 ended before all ranks were there") from error

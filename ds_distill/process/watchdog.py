@@ -96,7 +96,7 @@ class Watchdog:
         last = ""
         with suppress(DistNetworkError, DistStoreError):
             if not self._lost and self.store.check([f"beat/{rank}"]):
-                last = f". Last seen: {_read(self.store, rank)[1]}"
+                last = f". Last seen: {_activity(self.store.get(f'beat/{rank}'))[1]}"
         host = self._rendezvous.processes[rank].host
         return Failure(rank, host, time.time(), "fault", message + last)
 
@@ -214,10 +214,6 @@ class _Watch:
             range(self._size),
             key=lambda rank: (activities[rank].position, activities[rank].waits, rank),
         )
-
-
-def _read(store: PrefixStore, rank: int) -> tuple[int, Activity]:
-    return _activity(store.get(f"beat/{rank}"))
 
 
 def _activity(told: bytes) -> tuple[int, Activity]:

@@ -104,7 +104,7 @@ def _section(evaluation: EvaluationRecord, results: dict[str, Any]) -> dict[str,
     names = ", ".join(map(_plain, teachers))
     unknown = f" Whether {names} had seen it is not known here: trained elsewhere."
     title = f"{task_metric_of(evaluation).heading()} on {evaluation['split']}{of_task}"
-    tables = list(evaluation_tables(evaluation))
+    tables = list(evaluation_tables(evaluation, results["student"]))
     return {"title": _plain(title), "unknown": unknown if names else "", "tables": tables}
 
 

@@ -19,7 +19,6 @@ from ds_distill.reporting.result_tables import (
     confusions,
     difference_cell,
     evaluation_tables,
-    f1_table,
     judged_model,
     pairs_table,
     share,
@@ -97,8 +96,6 @@ def evaluation_sections(
     heading = task_metric_of(evaluation).heading()
     yield Section(f"{heading} on {task}{evaluation['split']}", [first])
     judged = judged_model(evaluation, student)
-    if evaluation["over"] in NOUNS and (table := f1_table(evaluation, judged)):
-        rest.append(table)
     if "confusion" in models[judged] and (table := confusions(models, judged)):
         rest.append(table)
     for table in rest:
@@ -316,13 +313,10 @@ def _cost(results: Mapping[str, Any]) -> Table:
         for phase in phases
     ]
     rows.append(["all", "", f"{seconds:.1f}", "", ""])
-    heads, notes = ["phase", "kind", "seconds", "share", "memory"], []
-    if any(row[-1] for row in rows):
-        on_gpu = environment and environment["gpus"]
-        of = "that torch had allocated on its GPU" if on_gpu else "of its process"
-        notes.append(f"Memory: the most that rank 0 held in the phase, {of}.")
-    else:
-        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    heads = ["phase", "kind", "seconds", "share", "memory"]
+    on_gpu = environment and environment["gpus"]
+    of = "that torch had allocated on its GPU" if on_gpu else "of its process"
+    notes = [f"Memory: the most that rank 0 held in the phase, {of}."]
     if environment:
         used = ("torch", "deepspeed", "transformers")
         versions = ", ".join(f"{name} {environment['packages'][name]}" for name in used)

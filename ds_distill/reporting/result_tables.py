@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ds_distill.evaluation.predictions import f1_by_class
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.records import EvaluationRecord
@@ -43,9 +43,29 @@ def evaluation_tables(
     """
     yield _scores(record, student, speed)
     if record["over"] in PER_CLASS:
-        measure, noun = PER_CLASS[record["over"]], NOUNS[record["over"]]
-        columns = {name: model["per_class"] for name, model in record["models"].items()}
-        yield class_table(f"{measure} by {noun}", columns, student)
+        yield _by_class(record, judged_model(record, student))
+
+
+def _by_class(record: EvaluationRecord, judged: str) -> Table:
+    """Of each class all models' accuracy or F1, behind one model's precision and recall."""
+    measure, noun = PER_CLASS[record["over"]], NOUNS[record["over"]]
+    columns = {name: model["per_class"] for name, model in record["models"].items()}
+    own: dict[str, list[int]] = record["models"][judged].get("class_counts", {})
+    more = {
+        "examples": {label: f"{there:,}" for label, (_, _, there) in own.items()},
+        "precision": {label: share(right, whole) for label, (right, whole, _) in own.items()},
+        "recall": {label: share(right, whole) for label, (right, _, whole) in own.items()},
+    }
+    if noun == "class":  # that is its accuracy there
+        del more["recall"]
+    things = "examples" if noun == "class" else "predictions"
+    note = (
+        f"Precision{' and recall are' if 'recall' in more else ' is'} of {judged}: of the {things} "
+        f"that it predicts to be of a {noun} the share that are. Few are of each: no interval says "
+        "which differences are beyond chance."
+    )
+    beside: tuple[Any, ...] = (more, note) if own else ()
+    return class_table(f"{measure} by {noun}", columns, judged, *beside)
 
 
 def judged_model(record: EvaluationRecord, student: str | None) -> str:
@@ -203,32 +223,6 @@ def _counted(record: EvaluationRecord) -> Iterator[str]:
         )
 
 
-def f1_table(record: EvaluationRecord, judged: str) -> Table | None:
-    """Of each class one model's precision and recall, and F1 beside its teachers'; None where there
-    are no counts of classes."""
-    noun, models = NOUNS[record["over"]], record["models"]
-    own = class_counts(models[judged])
-    columns = {
-        name: f1_by_class(class_counts(model))
-        for name, model in models.items()
-        # One that was judged on some of the examples is compared on these, over all classes.
-        if name == judged or (model["role"] == "teacher" and "not_given" not in model)
-    }
-    more = {
-        "examples": {label: f"{there:,}" for label, (_, _, there) in own.items()},
-        "precision": {label: share(right, whole) for label, (right, whole, _) in own.items()},
-        "recall": {label: share(right, whole) for label, (right, _, whole) in own.items()},
-    }
-    things = "examples" if noun == "class" else "predictions"
-    note = (
-        f"Precision: of the {things} that {judged} predicts to be of a {noun} the share that are; "
-        "recall: of those that are the share that it finds; F1: their harmonic mean. Few are of "
-        "each: no interval says which differences are beyond chance."
-    )
-    title = f"precision, recall and F1 of {judged} by {noun}, beside F1 of teachers"
-    return class_table(title, columns, judged, more, note) if own else None
-
-
 def class_table(
     title: str,
     columns: Mapping[str, Mapping[str, float | None]],
@@ -257,36 +251,25 @@ def class_table(
     return Table(title, ["", *more, *columns], rows, notes, others, judged or "", narrow=True)
 
 
-def class_counts(model: Mapping[str, Any]) -> dict[str, list[int]]:
-    """By class how many examples are right, predicted, there."""
-    if "confusion" not in model:
-        return dict(model.get("class_counts", {}))
-    names = list(model["per_class"])
-    found = [[0, 0, 0] for _ in names]
-    for (label, predicted), count in confusion_counts(model["confusion"]).items():
-        found[label][0] += count if label == predicted else 0
-        found[predicted][1] += count
-        found[label][2] += count
-    return dict(zip(names, found, strict=True))
-
-
 def confusions(models: Mapping[str, Any], judged: str) -> Table | None:
     """The confusions of one model that cost it most examples, the commonest first, and of the same
     examples the share that each other model takes for that class too; None without any.
 
     models: of an evaluation over classes, by name.
     """
-    names, totals = list(models[judged]["per_class"]), class_counts(models[judged])
+    names, totals = list(models[judged]["per_class"]), Counter[int]()
     counts = {
         name: confusion_counts(model["confusion"])
         for name, model in models.items()
         if name == judged or "not_given" not in model  # that one was asked of fewer examples
     }
+    for (at, _), count in counts[judged].items():
+        totals[at] += count
     wrong = {pair: count for pair, count in counts[judged].items() if pair[0] != pair[1]}
     rows: list[list[str | Cell]] = []
     for pair in sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MOST]:
         label, predicted = (names[at] for at in pair)
-        whole = totals[label][2]
+        whole = totals[pair[0]]
         shares = (of.get(pair, 0) / whole for of in counts.values())
         cells = (Cell(share(one), share=one) for one in shares)
         rows.append([f"{label}: {predicted}", f"{whole:,}", *cells])
@@ -316,42 +299,39 @@ def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
     }
 
 
+_OF_PAIRS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "retention": ("retention", lambda part: share(part)),
+    "gap closed": ("gap_closed", lambda part: share(part)),
+    "median of classes": ("median_class_difference", POINTS.difference_as),
+}
+"""Head of a column -> the key of a comparison, and how it is shown."""
+
+
 def pairs_table(record: EvaluationRecord, student: str | None) -> Table:
     """Each student against each other model, the shipped one first; two students once."""
     metric, models = task_metric_of(record), record["models"]
-    measure, noun = PER_CLASS.get(record["over"]), NOUNS.get(record["over"])
     pairs: dict[frozenset[str], dict[str, Any]] = {}
     for row in sorted(record["comparisons"], key=lambda row: row["student"] != student):
         pairs.setdefault(frozenset((row["student"], row["other"])), row)
-    figures: dict[str, tuple[str, Callable[[float], str], str]]
-    figures = {"retention": ("retention", share, "none")}
-    if gaps := any("gap_closed" in row for row in pairs.values()):
-        figures["gap closed"] = ("gap_closed", share, "no gap")
-    if noun is not None:
-        head = f"median of {noun}{'es' if noun == 'class' else 's'}"
-        figures[head] = ("median_class_difference", POINTS.difference_as, "none")
+    known = {key for row in pairs.values() for key, value in row.items() if value is not None}
+    figures = {head: of for head, of in _OF_PAIRS.items() if of[0] in known}
     rows: list[list[str | Cell]] = []
     for row in pairs.values():
         against = f"{models[row['other']]['role']} {row['other']}"
         apart = difference_cell(metric, row, models[row["student"]][metric.name])
         shown = (
-            "" if key not in row else none if (value := row[key]) is None else form(value)
-            for key, form, none in figures.values()
+            "" if key not in row else "none" if (value := row[key]) is None else form(value)
+            for key, form in figures.values()
         )
         rows.append([row["student"], against, apart, *shown])
-    notes = [
+    note = (
         "Differences are on the same examples, by paired bootstrap, without the effect of another "
-        f"seed. Retention: the student’s {metric.title} in per cent of the teacher’s."
-    ]
-    if gaps:
-        notes.append(
-            "Gap closed: the part of the way from the untrained start to the teacher, where that "
-            "is better beyond chance."
-        )
-    if noun is not None:
-        notes.append(f"Median: of the differences in {measure} to the teacher, in points.")
+        "seed. Retention: the student’s score in per cent of the teacher’s; gap closed: the part "
+        "of the way to it from the untrained start, none where it is not better beyond chance; "
+        "median of classes: of the differences by class, label or type, in points."
+    )
     heads = ["student", "against", "points" if metric.is_share() else "difference", *figures]
-    return Table("", heads, rows, [*notes, *wide_note(metric, rows)], shipped=student or "")
+    return Table("", heads, rows, [note, *wide_note(metric, rows)], shipped=student or "")
 
 
 def difference_cell(metric: MetricClass, numbers: Mapping[str, Any], score: float | None) -> Cell:

@@ -373,7 +373,7 @@ class _Judge:
         value, groups = self.metric.value(these), self.rows.groups
         return Score(
             value,
-            these.per_class(self.rows.labels),
+            these.by_class(these.class_counts(self.rows.labels)),
             value - self.average,
             paired_interval(these, self.baseline, self.metric, groups=groups, seed=self.seed),
             {} if target is None else self.rows.followed(target, self.teachers),

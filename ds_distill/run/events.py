@@ -6,12 +6,12 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,7 +20,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.segment import Segment
 
 from ds_distill.files import check_guards, read_text, write_text
 from ds_distill.process.terminal import escaped
@@ -63,15 +62,6 @@ class Bar:
             self._console.print(f"  {self._label}: {', '.join(parts)}", markup=False)
 
 
-def open_console(*, quiet: bool = False) -> Console:
-    """A console as wide as the terminal, or LOG_FILE_WIDTH where there is none."""
-    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
-    console.push_render_hook(Escaping())
-    if not console.is_terminal:
-        console.width = LOG_FILE_WIDTH
-    return console
-
-
 class RunLog:
     """Writes a run's log. Enabled on the main process only; elsewhere calls do nothing."""
 
@@ -79,7 +69,9 @@ class RunLog:
         self._file = folder / "metrics.jsonl"
         self._enabled, self._resumed = enabled, resumed
         self._number = 0
-        self._console = open_console(quiet=not enabled)
+        self._console = Console(highlight=False, soft_wrap=True, quiet=not enabled)
+        if not self._console.is_terminal:
+            self._console.width = LOG_FILE_WIDTH
         self._wandb: Any = None
         self._tensorboard: Any = None
         if not enabled:
@@ -93,7 +85,7 @@ class RunLog:
 
     def info(self, text: str) -> None:
         """Print a line on the console."""
-        self._console.print(text, markup=False)
+        self._console.print(escaped(text), markup=False)
 
     def start_phase(self, number: int, name: str) -> float:
         """Events that follow belong to phase `number`. Its events from before a resume are dropped,
@@ -170,6 +162,7 @@ class RunLog:
 
         done: of the total, before this start.
         """
+        label = escaped(label)
         if not (self._enabled and sys.stdout.isatty()):
             yield Bar(self._console, label, total, None, done)
             return
@@ -232,19 +225,3 @@ def _start_wandb(folder: Path, recipe: Recipe) -> Any:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-class Escaping(RenderHook):
-    """Escapes what a console of rich prints, but not what rich adds."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(renderable) for renderable in renderables]
-
-
-class _Escaped:
-    def __init__(self, within: RenderableType) -> None:
-        self._within = within
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
-        for segment in console.render(self._within, options):
-            yield segment if segment.control else Segment(escaped(segment.text), segment.style)

@@ -33,8 +33,7 @@ from ds_distill.run.inputs import (
     describe_environment,
     inputs_of,
     refuse_other_inputs,
-    refuse_other_recipe,
-    refuse_other_software,
+    refuse_other_start,
 )
 from ds_distill.run.memory import memory_refusal, planned_device, planned_memory
 from ds_distill.run.observer import Observer
@@ -63,13 +62,12 @@ def execute(
     transformers.utils.logging.set_verbosity_error()
     started = time.time()
     with as_rank(path, recipe.timeout_minutes * 60) as world:
-        attempt = None
+        attempt: dict[str, Any] = {}
         if world.is_main:
             RunFolder(path).check_new_or_same(recipe, resume)
             attempt = _attempt(path)
             clear_failures(path, before=started)
-        refuse_other_software(world)
-        refuse_other_recipe(recipe, world)
+        refuse_other_start(recipe, world)
         folder = RunFolder(path)
         return _execute(recipe, folder, world, attempt, resume, first, observer)
 
@@ -78,7 +76,7 @@ def _execute(
     recipe: Recipe,
     folder: RunFolder,
     world: World,
-    attempt: dict[str, Any] | None,
+    attempt: dict[str, Any],
     resume: Resume,
     first: int | None,
     observer: Observer | None,
@@ -102,7 +100,7 @@ def _execute(
             name: Run(recipe, folder, world, log, source, name, observer)
             for name, source in sources.items()
         }
-        if attempt is not None:
+        if attempt:
             log.info("Attempt {attempt}, after {after}".format(**attempt))
         if resolved_name(recipe.deepspeed) != recipe.deepspeed:
             log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
@@ -133,17 +131,17 @@ def _execute(
     return runs
 
 
-def _attempt(path: Path) -> dict[str, Any] | None:
+def _attempt(path: Path) -> dict[str, Any]:
     """Of a start by torchrun after another one: which, and what has ended that one."""
     if not restarts():
-        return None
+        return {}
     after = first_failure(path) or "a rank was killed"
     return {"attempt": restarts(), "after": str(after)}
 
 
 @contextmanager
 def _prepared(
-    recipe: Recipe, folder: RunFolder, world: World, attempt: dict[str, Any] | None, resume: Resume
+    recipe: Recipe, folder: RunFolder, world: World, attempt: dict[str, Any], resume: Resume
 ) -> Iterator[None]:
     """Inside this block the run has its folder, and no other run has."""
     if not world.is_main:
@@ -153,7 +151,7 @@ def _prepared(
         return
     with folder.leased(end_locked_out, waits=resume == "auto"):
         folder.check_new_or_same(recipe, resume)  # again: another run may have just ended
-        folder.create(recipe, describe_environment(world.size, str(world.device)), attempt)
+        folder.create(recipe, {**describe_environment(world.size, str(world.device)), **attempt})
         world.barrier()
         yield
 
@@ -168,12 +166,17 @@ def _run_phases(
     done = world.from_main(
         lambda: [folder.read_record(at, name) is not None for at, (name, _) in enumerate(phases)]
     )
+    starts = folder.read_environment()["starts"] if world.is_main else []
+    if len(counts := sorted({start["ranks"] for start in starts})) > 1:
+        log.info(
+            f"Note: on {world.size} rank(s); {' and '.join(map(str, counts))} were used in this "
+            "run. Sums are taken in another order then, so results differ by rounding."
+        )
     if sum(not one for one in done) > 1:
         log.info(f"Phases: {', '.join(recipe.phase_names())}.")
     for number, (name, phase) in enumerate(phases):
         title = f"[{number + 1}/{len(recipe.phases)}] {name}"
         if done[number]:
-            folder.unfinished(number, name).unlink(missing_ok=True)
             log.info(f"{title}: done before")
             continue
         log.info(title)
@@ -185,11 +188,6 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     gc.collect()  # what the last phase's engine held, which is a cycle
     before = run.log.start_phase(number, name)
     mark_phase(name)
-    if run.world.is_main and len(counts := run.folder.note_phase(name)) > 1:
-        run.log.info(
-            f"  Note: on {run.world.size} rank(s); {' and '.join(map(str, counts))} were used in "
-            "this run. Sums are taken in another order then, so results differ by rounding."
-        )
     started = time.perf_counter()
     run.peak_memory.begin_phase()
     try:
@@ -208,7 +206,6 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
         about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}
         about["peak_bytes"] = run.peak_memory.of_phase()
         write_json(run.folder.record(number, name), {**about, **(record or {})})
-        run.folder.unfinished(number, name).unlink(missing_ok=True)
     run.world.barrier()
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from ds_distill.errors import UserError, short
 from ds_distill.files import (
-    new_folder,
     publish_folder,
     refuse_links_out,
     why_unwritable,
@@ -202,14 +201,12 @@ class RunFolder:
         saved += [f"the checkpoint of {steps_saved}"] * bool(steps_saved)
         return f"{self.path} keeps {' and '.join(saved) or 'what was written'}"
 
-    def create(
-        self, recipe: Recipe, environment: dict[str, Any], attempt: dict[str, Any] | None = None
-    ) -> None:
+    def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Create the folder, or begin again in one.
 
-        environment: of this start. It stands in environment.json, with `phases` (see `note_phase`),
-            `changes`: the keys of the recipe that a resume has changed, and `attempts`: of each
-            start by torchrun after another one what `attempt` says.
+        environment: of this start. It stands in environment.json, behind those before it in
+            `starts`, with the number of phases that were `done`, and with `changes`: the keys of
+            the recipe that it has otherwise than the start before.
 
         Raises UserError when that fails, and leaves nothing behind.
         """
@@ -218,13 +215,9 @@ class RunFolder:
         try:
             # First: with it the folder holds a run.
             write_text(self.path / "recipe.yaml", dump_recipe(recipe))
-            known = self.read_environment()
-            kept = {"phases": known.get("phases", {})}
-            if changed := known.get("changes", []) + changed:
-                kept["changes"] = changed
-            if attempts := known.get("attempts", []) + ([attempt] if attempt else []):
-                kept["attempts"] = attempts
-            write_json(self.environment, {**environment, **kept})
+            start = {**environment, "done": len(self._done(recipe)), "changes": changed}
+            starts = [*self.read_environment().get("starts", []), start]
+            write_json(self.environment, {**environment, "starts": starts})
         except OSError as error:
             if new:
                 (self.path / "recipe.yaml").unlink(missing_ok=True)
@@ -245,20 +238,6 @@ class RunFolder:
             f"--folder {self.path}: the run's folder cannot be written: "
             f"{error.strerror or error}. Free some space, or name another folder."
         )
-
-    def note_phase(self, name: str) -> list[int]:
-        """Add the environment of this start to those that a phase ran in, of which one differs from
-        the other in more than the date. Main process. Returns the numbers of ranks that phases ran
-        on so far, ascending."""
-        everything = self.read_environment()
-        phases: dict[str, list[dict[str, Any]]] = everything["phases"]
-        beside = ("phases", "changes", "attempts")
-        here = {key: value for key, value in everything.items() if key not in beside}
-        known = phases.setdefault(name, [])
-        if all({**one, "date": ""} != {**here, "date": ""} for one in known):
-            known.append(here)
-            write_json(self.environment, everything)
-        return sorted({one["ranks"] for starts in phases.values() for one in starts})
 
     def model(self, number: int, output: str) -> Path:
         """The folder of the model `output` that phase `number` trains."""
@@ -285,10 +264,6 @@ class RunFolder:
         """What the models of an evaluation predict."""
         return self.path / "predictions" / f"{number:02d}-{name}.safetensors"
 
-    def unfinished(self, number: int, name: str) -> Path:
-        """The file in which a phase notes what a later start needs, until it has its record."""
-        return self.record(number, name).with_suffix(".unfinished")
-
     def read_record(self, number: int, name: str) -> dict[str, Any] | None:
         path = self.record(number, name)
         return read_record(path) if path.is_file() else None
@@ -298,16 +273,14 @@ class RunFolder:
         found = (self.read_record(number, name) for number, name in enumerate(recipe.phase_names()))
         return [record for record in takewhile(bool, found) if record is not None]
 
-    @contextmanager
-    def new_model(self, number: int, training: str, epoch: int, output: str) -> Iterator[Path]:
-        """A folder for a model after an epoch that may be the best. Which one is, a checkpoint
-        says: a kill before it leaves the weights that the last one names."""
-        with new_folder(self._kept(number, training, epoch) / output) as folder:
-            yield folder
+    def kept(self, number: int, training: str, epoch: int) -> Path:
+        """The folder of the models after an epoch, from 0, that may be the best. Which one is, a
+        checkpoint says: a kill before it leaves the weights that the last one names."""
+        return self.checkpoints(number, training) / "kept" / f"epoch-{epoch + 1:04d}"
 
     def forget_models(self, number: int, training: str, but: Collection[int]) -> None:
         """Remove the models of all epochs but those that checkpoints name. Main process."""
-        wanted = {self._kept(number, training, epoch).name for epoch in but}
+        wanted = {self.kept(number, training, epoch).name for epoch in but}
         for folder in (self.checkpoints(number, training) / "kept").glob("*"):
             if folder.name not in wanted:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -316,25 +289,27 @@ class RunFolder:
         self, number: int, training: str, epoch: int, records: Mapping[str, dict[str, Any]]
     ) -> None:
         """Make the models of an epoch the training's results, beside their records, and remove the
-        checkpoints. Main process.
+        checkpoints. After a kill between two of them the training goes on from its last checkpoint,
+        and comes to the same. Main process.
 
         records: by output.
         """
-        kept = self._kept(number, training, epoch)
         for output, record in records.items():
-            write_json(kept / output / TRAINING_RECORD, record)
-        publish_folder(kept, self._trained(number, training))  # now the training has ended
-        self._publish(number, training, list(records))
+            kept, model = self.kept(number, training, epoch) / output, self.model(number, output)
+            if not (model / TRAINING_RECORD).is_file():
+                write_json(kept / TRAINING_RECORD, record)
+                model.parent.mkdir(exist_ok=True)
+                publish_folder(kept, model)
+        self._forget_checkpoints(number, training)
 
     def finished_training(
         self, number: int, training: str, outputs: Sequence[str]
     ) -> list[TrainedModel] | None:
-        """The records of a training that ended before a kill, or None. Goes on where the kill came
-        while its models were published. Main process."""
-        records = [self._training_record(number, output) for output in outputs]
-        if not (self._trained(number, training).is_dir() or all(one.is_file() for one in records)):
+        """The records of a training that ended before a kill, or None. Main process."""
+        records = [self.model(number, output) / TRAINING_RECORD for output in outputs]
+        if not all(one.is_file() for one in records):
             return None
-        self._publish(number, training, outputs)
+        self._forget_checkpoints(number, training)
         fix = "Remove that folder, and the model is trained again."
         return [read_object(record, fix) for record in records]
 
@@ -350,23 +325,7 @@ class RunFolder:
         fix = "Remove that file: it is written again."
         return read_object(file, fix) if file.is_file() else nothing
 
-    def _training_record(self, number: int, output: str) -> Path:
-        return self.model(number, output) / TRAINING_RECORD
-
-    def _kept(self, number: int, training: str, epoch: int) -> Path:
-        """The folder of an epoch's models. epoch: from 0."""
-        return self.checkpoints(number, training) / "kept" / f"epoch-{epoch + 1:04d}"
-
-    def _trained(self, number: int, training: str) -> Path:
-        """The folder of a training's results, from its end until they are in their places."""
-        return self.checkpoints(number, training) / "trained"
-
-    def _publish(self, number: int, training: str, outputs: Sequence[str]) -> None:
-        for output in outputs:
-            model = self.model(number, output)
-            if not self._training_record(number, output).is_file():
-                model.parent.mkdir(exist_ok=True)
-                publish_folder(self._trained(number, training) / output, model)
+    def _forget_checkpoints(self, number: int, training: str) -> None:
         shutil.rmtree(self.checkpoints(number, training), ignore_errors=True)
         parent = self.path / "checkpoints"
         if parent.is_dir() and not any(parent.iterdir()):

@@ -11,9 +11,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,27 +36,14 @@ from ds_distill.records import read_object
 from ds_distill.run.folder import RunFolder, changes
 
 
-def refuse_other_recipe(recipe: Recipe, world: World) -> None:
-    """Raises UserError on a rank that has read another recipe than rank 0, or to which `_auto` is
-    another DeepSpeed config. Each would train by its own settings, silently."""
-    _, config = find_config(recipe.deepspeed)
-    own = {**recipe.model_dump(mode="json"), "deepspeed": config}
-    _refuse_other(
-        own,
-        world,
-        "its recipe differs from rank 0's in ",
-        "Where this host's file system shows an edited file late, start again; otherwise give all "
-        "ranks the same recipe and overrides, and a `deepspeed` that is the same on all hosts.",
-    )
-
-
-_SAME = "Install the same on all hosts."
-
-
-def refuse_other_software(world: World) -> None:
+def refuse_other_start(recipe: Recipe, world: World) -> None:
     """Raises UserError on a rank with another Python, other libraries or another code of this
-    project than rank 0."""
-    _refuse_other(software(), world, "it has other software than rank 0: ", _SAME)
+    project than rank 0, that has read another recipe, or to which `_auto` is another DeepSpeed
+    config. Each would train by its own settings, silently."""
+    _, config = find_config(recipe.deepspeed)
+    own = {**software(), **recipe.model_dump(mode="json"), "deepspeed": config}
+    fix = "Install the same on all hosts, and give all ranks the same recipe and overrides."
+    _refuse_other(own, world, fix)
 
 
 def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:
@@ -80,12 +69,8 @@ def inputs_of(recipe: Recipe, sources: Mapping[str, Source]) -> dict[str, Any]:
 def refuse_other_inputs(inputs: dict[str, Any], world: World) -> None:
     """Raises UserError on a rank that has read other labels or models than rank 0: what one writes
     would count as the other's."""
-    _refuse_other(
-        {**inputs["labels"], **inputs["models"]},
-        world,
-        "it has read another file than rank 0 for ",
-        "Give all hosts the same files, and hub models a `revision`.",
-    )
+    fix = "Give all hosts the same files, and hub models a `revision`."
+    _refuse_other({**inputs["labels"], **inputs["models"]}, world, fix)
 
 
 def check_inputs(inputs: dict[str, Any], folder: RunFolder) -> list[str]:
@@ -113,7 +98,7 @@ def check_inputs(inputs: dict[str, Any], folder: RunFolder) -> list[str]:
     ]
 
 
-def _refuse_other(own: dict[str, Any], world: World, what: str, fix: str) -> None:
+def _refuse_other(own: dict[str, Any], world: World, fix: str) -> None:
     of_main = world.from_main(lambda: own)
     differ = [*changes(of_main, json.loads(json.dumps(own)))]
     if differ:
@@ -121,7 +106,8 @@ def _refuse_other(own: dict[str, Any], world: World, what: str, fix: str) -> Non
             f"{'.'.join(change.key)} ({short(change.now)}, there {short(change.was)})"
             for change in differ[:3]
         )
-        raise UserError(f"rank {world.rank} on {socket.gethostname()}: {what}{listed}. {fix}")
+        who = f"rank {world.rank} on {socket.gethostname()}"
+        raise UserError(f"{who}: it differs from rank 0 in {listed}. {fix}")
 
 
 PACKAGES = (
@@ -175,25 +161,16 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """Commit of the checkout that the package runs from, with `+changes` if it was edited."""
     root = Path(ds_distill.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(root, "status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    if (root / ".git").exists():
+        with suppress(OSError, subprocess.SubprocessError):
+            return subprocess.check_output(["git", "-C", root, *describe], text=True).strip()
+    return None
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*:\s*(.+)$", about, re.MULTILINE):
+            return found[1]
     return platform.processor() or platform.machine()

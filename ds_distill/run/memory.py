@@ -33,16 +33,10 @@ def _advice(phase: PhaseSettings, name: str, run: Run) -> str:
     """What takes less memory, the mildest change first."""
     at, ways = f"phases.{name}", []
     if isinstance(phase, TrainingPhase):
-        micro, _ = batch_shape(phase, run.world.size)
-        if micro > 1:
-            ways.append(
-                f"set {at}.micro_batch_size={max(1, micro // 2)} (now {micro}; the steps stay "
-                "those of batch_size)"
-            )
-    elif isinstance(phase, Evaluate):
-        ways.append(f"set {at}.batch_size={max(1, phase.batch_size // 2)} (now {phase.batch_size})")
-    elif isinstance(phase, Cache):
-        ways.append(f"set {at}.batch_size={max(1, (phase.batch_size or PADDED_BATCH) // 2)}")
+        if (micro := batch_shape(phase, run.world.size)[0]) > 1:
+            ways.append(f"set {at}.micro_batch_size below {micro} (the steps stay as they are)")
+    elif isinstance(phase, Evaluate | Cache):
+        ways.append(f"set {at}.batch_size below {phase.batch_size or PADDED_BATCH}")
     if isinstance(phase, Distil) and phase.teachers == "live":
         ways.append(f"train from a cache ({at}.teachers=cached)")
     if run.world.size > 1 and zero_stage(run.deepspeed()) < 3:

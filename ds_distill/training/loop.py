@@ -19,6 +19,7 @@ from ds_distill.data.schedule import padding_share, pinned_for, plan_epoch, pref
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import batch_shape
 from ds_distill.errors import UserError, located
+from ds_distill.files import new_folder
 from ds_distill.models.load import save_model
 from ds_distill.process.activity import mark_step
 from ds_distill.process.signals import Stopped, saves_when_asked, stop_requested
@@ -232,7 +233,7 @@ class _Training:
 
     def _report(self, epoch: int, bar: Bar) -> None:
         """Means since the last report. Raises UserError where the loss is not finite."""
-        values = self._meter.read(self.run.world)
+        values, timing = self._meter.read(self.run.world)
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()
@@ -240,7 +241,7 @@ class _Training:
         measures = {**self.progress.measures, **measured}
         self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
-        about: dict[str, Any] = {**values, **self._meter.timing()}
+        about: dict[str, Any] = {**values, **timing}
         if scale := self.engine.loss_scale:
             about["loss_scale"] = scale.value
         if scale or self.progress.skipped:
@@ -343,7 +344,7 @@ class _Training:
             weights = self.engine.student_weights(name)
             if not run.world.is_main:
                 continue
-            with run.folder.new_model(job.number, job.name, epoch, output) as folder:
+            with new_folder(run.folder.kept(job.number, job.name, epoch) / output) as folder:
                 save_model(job.bundle.students[name], weights, folder)
                 start, of_words = job.starts[name], run.task.of_words
                 tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)

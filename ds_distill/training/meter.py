@@ -27,7 +27,6 @@ class Meter:
         self._steps = self._timed = 0
         self._each: list[dict[str, torch.Tensor]] = []
         """This rank's shares of the steps since the last reading."""
-        self._part_seconds: tuple[dict[str, float], int] = ({}, 0)
         self._reset()
 
     def _reset(self) -> None:
@@ -50,9 +49,11 @@ class Meter:
             self._tokens += int(lengths.sum())
             self._timed += 1
 
-    def read(self, world: World) -> dict[str, float]:
-        """Means since the last reading, each over the steps that gave it: the only place that
-        waits for the device. Every rank must call this."""
+    def read(self, world: World) -> tuple[dict[str, float], dict[str, Any]]:
+        """Means since the last reading, each over the steps that gave it; and `timing`, this rank's
+        seconds by part, of all these steps together, and their number: nothing where those were the
+        first, which are left out. The only place that waits for the device. Every rank must call
+        this."""
         shares: dict[str, list[torch.Tensor]] = {}
         for losses in self._each:
             for name, loss in losses.items():
@@ -64,18 +65,10 @@ class Meter:
         if self._examples:
             values["examples_per_second"] = round(self._examples / seconds, 1)
             values["tokens_per_second"] = round(self._tokens / seconds, 1)
-        self._part_seconds = (parts, self._timed)
+        rounded = {part: round(each, 6) for part, each in parts.items()}
+        timing = {"timing": {"steps": self._timed, "seconds": rounded}} if self._timed else {}
         self._reset()
-        return values
-
-    def timing(self) -> dict[str, Any]:
-        """This rank's seconds by part, of all steps of the last reading together, and their number;
-        nothing where those were the first, which are left out."""
-        seconds, steps = self._part_seconds
-        if not steps:
-            return {}
-        parts = {part: round(each, 6) for part, each in seconds.items()}
-        return {"timing": {"steps": steps, "seconds": parts}}
+        return values, timing
 
     def first_not_finite(self, world: World) -> tuple[int, list[str]]:
         """The first of the steps of the last reading whose loss is not finite, counted from 0, and

@@ -39,21 +39,14 @@ class Progress:
 def why_astray(progress: Progress, scale: LossScale | None) -> str | None:
     """Why a training whose gradients are not finite has gone astray, before what to do; None where
     it may go on. scale: in fp16."""
-    count, last = progress.skipped_in_a_row, f"the last of them step {progress.step}"
-    if scale is None:
-        if count < IN_A_ROW:
-            return None
-        return (
-            f"in {count} steps one after the other, {last}, where the loss is. A loss of your own "
-            "may divide by 0 or take its root; otherwise "
-        )
+    count, most = progress.skipped_in_a_row, SKIPPED_IN_A_ROW if scale else IN_A_ROW
     # At its least DeepSpeed would raise an error of its own in the next such step.
-    if scale.value > (scale.least or 0.0) and count < SKIPPED_IN_A_ROW:
+    if count < most and (scale is None or scale.value > (scale.least or 0.0)):
         return None
-    return (
-        f"in fp16, {count} steps one after the other, {last} with a loss scale of {scale.value:g}. "
-        "Compute in bf16 or fp32 (deepspeed), or "
-    )
+    why = ", where the loss is. A loss of your own may divide by 0 or take its root; otherwise "
+    if scale is not None:
+        why = f", with a loss scale of {scale.value:g}. Compute in bf16 or fp32 (deepspeed), or "
+    return f"in {count} steps one after the other, the last of them step {progress.step}{why}"
 
 
 def mean_score(scores: Mapping[str, float | None]) -> float | None:

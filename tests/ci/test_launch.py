@@ -115,7 +115,7 @@ def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(runs,
     code, output = runs.stop(folder, after_steps(20, 0.0), False, kill_second_rank, seconds=300)
     assert code == 0, output
     assert "continues at step" in output
-    [attempt] = read_json(folder / "environment.json")["attempts"]
+    _, attempt = read_json(folder / "environment.json")["starts"]
     assert attempt["attempt"] == 1 and f"Attempt 1, after {attempt['after']}" in output
     check_same(folder, whole)
     assert within(30, lambda: not runs.left())

@@ -115,7 +115,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     line = last(second[2])
     start = "ds-distill: phases.teach-first: memory ran out on rank 1 (cpu), at step 1"
     assert line.startswith(start)
-    assert "Set phases.teach-first.micro_batch_size=4 (now 8" in line
+    assert "Set phases.teach-first.micro_batch_size below 8" in line
 
     # One gets SIGTERM: both save a checkpoint at the same step.
     started = ranks.start(folder, "--resume")
@@ -183,7 +183,7 @@ def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
     first, second = results(ranks.start(folder, rank_options={1: unlike}), 300)
     assert (first[0], second[0]) == (2, 2), (first, second)
     line = last(second[2])
-    assert line.startswith(f"ds-distill: rank 1 on {HOST}: its recipe differs from rank 0's in ")
+    assert line.startswith(f"ds-distill: rank 1 on {HOST}: it differs from rank 0 in ")
     assert "phases.0.fine-tune.learning_rate (0.5, there 0.0" in line, line
     assert "deepspeed.bf16.enabled (True, there " in line, line
     assert "Traceback" not in first[2] + second[2]
@@ -203,7 +203,7 @@ def test_a_rank_that_reads_another_teacher_is_refused(toy_settings, command_envi
     first, second = results(ranks.start(folder, rank_folders=hosts), 300)
     assert (first[0], second[0]) == (2, 2), (first, second)
     line = last(second[2])
-    start = f"ds-distill: rank 1 on {HOST}: it has read another file than rank 0 for "
+    start = f"ds-distill: rank 1 on {HOST}: it differs from rank 0 in "
     assert line.startswith(f"{start}teachers.first.model ("), line
     assert not (folder / "recipe.yaml").exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from runs import (
     Moment,
     Runs,
     after_steps,
-    cache_without_record,
     check_same,
     curves,
     digests,
@@ -88,13 +86,6 @@ def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
         found = [int(path.name[5:]) for path in (folder / "checkpoints").glob("*/step-*")]
         assert max(found) == int(step)
         assert runs.left() == []
-    for _ in range(3):  # it is some hundredths of a second
-        runs.stop(folder, cache_without_record, True, lambda run: run.kill())
-        if "03-cache.json" not in records(folder):
-            break
-        shutil.rmtree(folder / "cache")
-        (folder / "phases" / "03-cache.json").unlink()
-    assert "03-cache.json" not in records(folder)
     runs.finish(folder, resume=True)
     check_same(folder, whole)
 

@@ -37,7 +37,7 @@ from ds_distill.cache.codecs import CompactCodec, TailShape
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.caching.build import added_by, missing_from
+from ds_distill.caching.build import missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
 
@@ -108,20 +108,6 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
         missing_from(path, [split(make_keys(51))], now)
     same = {name: ({**PRINT, "attention": "kernel 1"}, schemas) for name, schemas in TWO.items()}
     assert missing_from(path, [split(make_keys(51))], same)[0].examples == 1
-
-
-def test_what_a_build_has_added_is_what_it_lacked(cache):
-    """To the row: those of the first block that it wrote, too, and none of before."""
-    path, keys = cache
-    more = np.concatenate([keys[:20], make_keys(30, "more ")])
-    first_block = CacheReader(path).manifest.blocks
-    collate: Any = SimpleNamespace(lengths=np.full(len(more), 7))
-    split: Any = Examples(torch.from_numpy(more), np.zeros(len(more), dtype=np.int64)), collate
-    now = {name: (PRINT, schemas) for name, schemas in TWO.items()}
-    _, [lacked] = missing_from(path, [split], now)
-    write_cache(path, more, TWO, block_rows=8)
-    [added] = added_by(path, [split], first_block)
-    assert len(added.indices) == 30 and added.indices.tolist() == lacked.indices.tolist()
 
 
 def test_class_logits_cost_two_bytes_each_and_at_most_36_more(tmp_path):

@@ -44,11 +44,12 @@ def folder(tmp_path, recipe):
 def test_what_may_change_is_in_the_record(overrides, folder, recipe):
     folder.check_new_or_same(recipe(*overrides), resume=True)
     folder.create(recipe(*overrides), {"ranks": 1, "date": "b"})
-    changed = read_json(folder.environment)["changes"]
-    assert len(changed) == len(overrides)
+    starts = read_json(folder.environment)["starts"]
+    assert [len(start["changes"]) for start in starts] == [0, len(overrides)]
     folder.check_new_or_same(recipe(*overrides), resume=True)
     folder.create(recipe(*overrides), {"ranks": 1, "date": "c"})
-    assert read_json(folder.environment)["changes"] == changed
+    again = read_json(folder.environment)["starts"]
+    assert again[:2] == starts and again[2]["changes"] == []
     with pytest.raises(UserError, match="differs from the run's own"):
         folder.check_new_or_same(recipe("seed=1"), resume=True)
 
@@ -99,20 +100,13 @@ def test_other_phases_are_named_as_the_recipe_has_them(folder, recipe):
     assert "now [teach-first (fine-tune)])" in str(refused.value)
 
 
-def test_phases_keep_their_environments(folder, recipe):
-    """Where they differ in more than the date, and through a resume."""
-    assert folder.note_phase("teach-first") == [1]
+def test_starts_keep_their_environments(folder, recipe):
     for date, ranks in (("b", 1), ("c", 2)):
         folder.create(recipe(), {"ranks": ranks, "date": date})
-        counts = folder.note_phase("teach-second")
-    assert counts == [1, 2]
     found = read_json(folder.environment)
-    began = {"teach-first": [(1, "a")], "teach-second": [(1, "b"), (2, "c")]}
-    assert found["ranks"] == 2
-    assert began == {
-        phase: [(start["ranks"], start["date"]) for start in starts]
-        for phase, starts in found["phases"].items()
-    }
+    assert (found["ranks"], found["date"]) == (2, "c")
+    began = [(start["ranks"], start["date"], start["done"]) for start in found["starts"]]
+    assert began == [(1, "a", 0), (1, "b", 1), (2, "c", 1)]
 
 
 def test_without_a_run_nothing_has_changed(tmp_path, recipe):

@@ -30,9 +30,9 @@ from ds_distill.launch import (
 from ds_distill.process.failures import Failure, Kind, clear_failures, record_failure
 from ds_distill.process.identity import LAUNCHED, PORTS, STOP, address_towards, interface_towards
 from ds_distill.process.lease import leased
-from ds_distill.recipe import Recipe
+from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.inputs import refuse_other_software
+from ds_distill.run.inputs import refuse_other_start
 
 ROOT = Path(__file__).parents[2]
 
@@ -294,7 +294,7 @@ def test_ranks_with_other_software_are_refused():
             return {**work(), "torch": "1.0", "code of ds_distill": "abc"}
 
     with pytest.raises(UserError) as error:
-        refuse_other_software(OfMain())
+        refuse_other_start(load_recipe("quickstart"), OfMain())
     text = str(error.value)
     assert text.startswith("rank 1 on ") and "torch (" in text and "there '1.0')" in text
     assert "code of ds_distill" in text and "Install the same" in text

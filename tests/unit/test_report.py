@@ -25,7 +25,6 @@ from ds_distill.reporting.report import report
 from ds_distill.reporting.result_tables import (
     confusions,
     evaluation_tables,
-    f1_table,
     judged_model,
     verdict,
 )
@@ -76,6 +75,7 @@ def make_results(models=ONE_OF_EACH, student="average", *, labels=CLASSES, basel
                 {"confidence": 0.85, "accuracy": 0.75, "count": 1500},
             ],
             "per_class": dict.fromkeys(labels, score),
+            "class_counts": {label: [0, 0, 0] for label in labels},
             "confusion": [[0] * len(labels)] * len(labels),
         }
         for name, (role, score) in models.items()
@@ -293,6 +293,7 @@ def whole_results():
     judged["comparisons"][0]["median_class_difference"] = -0.123
     for name, counts in confusion.items():
         judged["models"][name]["confusion"] = counts
+    judged["models"]["average"]["class_counts"] = {"red": [80, 81, 100], "green": [0, 20, 1]}
     judged["models"]["average"]["per_class"]["green"] = None
     judged["warnings"] = ["teacher first: accuracy 16.5% <on> test"]
     judged["peak_bytes"], distil["peak_bytes"] = None, 5 << 29
@@ -399,27 +400,25 @@ def test_classes_are_shown_of_a_model_that_was_judged_on_all_examples():
     assert judged_model({"models": {"a": {}, "b": {}}}, None) == "b"
 
 
-def test_a_class_has_the_same_figures_by_counts_as_by_confusions():
+def test_what_a_class_has_beside_its_scores():
     evaluation = whole_results()["phases"][-1]
     models = evaluation["models"]
 
     def shown():
-        table = f1_table(evaluation, "average")
-        assert table.heads == ["", "examples", "precision", "recall", "first", "values", "average"]
-        return [" ".join(map(str, (*row[:4], row[-1]))) for row in table.rows]
+        _, table = evaluation_tables(evaluation, "average")
+        return table.heads[1:4], [" ".join(map(str, row[:4])) for row in table.rows]
 
     confused = confusions(models, "average")
     assert " ".join(map(str, confused.rows[0])) == "red: green 100 5.0% 0.0% 20.0% 0.0%"
-    assert shown() == ["red 100 98.8% 80.0% 88.4%", "green 1 0.0% 0.0% 0.0%"]
+    of_both = ["red 100 98.8% 60.0%", "green 1 0.0% 60.0%"]
+    assert shown() == (["examples", "precision", "first"], of_both)
     sparse = {"true": [0, 0, 1], "predicted": [0, 1, 0], "count": [80, 20, 1]}
     models["average"]["confusion"] = sparse
     assert confusions(models, "average") == confused
-    for model in models.values():  # of labels and of entities the record has counts
-        del model["confusion"]
-        model["class_counts"] = {"red": [80, 81, 100], "green": [0, 4, 0]}
-    assert shown() == ["red 100 98.8% 80.0% 88.4%", "green 0 0.0% none none"]
-    models["values"]["not_given"] = 3  # of fewer examples: its F1 over all classes is another
-    assert f1_table(evaluation, "average").heads[4:] == ["first", "average"]
+    evaluation["over"] = "labels"
+    models["average"]["class_counts"]["green"] = [0, 4, 0]
+    counted = ["red 100 98.8% 80.0%", "green 0 0.0% none"]
+    assert shown() == (["examples", "precision", "recall"], counted)
 
 
 def test_hostile_names_and_texts_leave_a_page_and_its_figures_whole():
@@ -449,7 +448,7 @@ def test_no_table_is_wider_than_a_page():
     assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 9
     of_all = source[source.index("<h2>Accuracy by class") :]
     for label in labels:
-        assert of_all.count(f">{label}</td>") == 3 + 4, "24 models, and 27 columns with F1"
+        assert of_all.count(f">{label}</td>") == 4, "24 models, and two columns before them"
 
 
 def test_of_many_classes_a_page_shows_the_worst_and_the_best():
@@ -460,7 +459,7 @@ def test_of_many_classes_a_page_shows_the_worst_and_the_best():
         model["per_class"] = {label: (n * 7 % 200) / 200 for n, label in enumerate(labels)}
         model["per_class"][labels[50]] = None
     text = page_of(results).text
-    of_accuracy = text[text.index("Accuracy by class") : text.index("Precision, recall")]
+    of_accuracy = text[text.index("Accuracy by class") : text.index("Precision is of")]
     shown, folded = of_accuracy.split("180 more")
     in_order = sorted(range(200), key=lambda n: n * 7 % 200)
     for number in (*in_order[:10], *in_order[-10:]):

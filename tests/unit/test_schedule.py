@@ -104,10 +104,10 @@ def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
         name = "kl" if step < 2 else "cross_entropy"
         parts = {"loss": torch.tensor(float(step)), name: torch.tensor(float(step))}
         meter.add(parts, np.ones(4, dtype=np.int32))
-    values = meter.read(world)
+    values, _ = meter.read(world)
     assert (values["loss"], values["kl"], values["cross_entropy"]) == (2.0, 0.5, 3.0)
     meter.add({"loss": torch.tensor(7.0)}, np.ones(4, dtype=np.int32))
-    assert meter.read(world)["loss"] == 7.0  # and from anew
+    assert meter.read(world)[0]["loss"] == 7.0  # and from anew
 
 
 def test_speed_is_that_of_the_steps_alone() -> None:
@@ -122,8 +122,8 @@ def test_speed_is_that_of_the_steps_alone() -> None:
         time.sleep(0.3)
         timers.end()
     meter.add({"loss": torch.tensor(1.0)}, np.ones(600, dtype=np.int32))
-    values = meter.read(world)
-    seconds = meter.timing()["timing"]["seconds"]
+    values, about = meter.read(world)
+    seconds = about["timing"]["seconds"]
     assert seconds["validation"] >= 0.3 and seconds["checkpoint"] >= 0.3
     assert values["examples_per_second"] > 1.5 * 600 / sum(seconds.values()), (
         "3 times, but for load"
@@ -137,7 +137,7 @@ def test_a_step_keeps_its_losses_and_launches_nothing() -> None:
         for losses in given:
             meter.add(losses, np.ones(4, dtype=np.int32))
     assert not profile.key_averages()
-    values = meter.read(world)
+    values, _ = meter.read(world)
     assert (values["loss"], values["kl"]) == (5.0, 1.0)
 
 
