@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet
 from hypothesis import strategies as st
 
-from ds_distill.data.batches import Collator, Examples, RowsOf
+from ds_distill.data.batches import Collator, RowsOf, Units, label_rows
 from ds_distill.data.groups import MARKS
 from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tasks import TASKS
 
@@ -107,10 +108,10 @@ def asked(
 
 
 def collator(
-    split: datasets.Dataset, tokenizer: Any, length: int, folder: Path, rows_of: RowsOf
-) -> tuple[Examples, Collator]:
-    """One view of a split, `student`; its tokens are in a file of the folder."""
-    file = folder / f"{len(list(folder.glob('*.arrow')))}.arrow"
-    tokenise(split, tokenizer, length, file)
-    examples = Examples.of(split)
-    return examples, Collator(examples, {"student": TokenTable(file, tokenizer)}, rows_of)
+    split: datasets.Dataset, tokenizer: Any, length: int, rows_of: RowsOf = label_rows
+) -> tuple[Units, Collator]:
+    """One view of a split, `student`."""
+    cut = f"{tokens_fingerprint(tokenizer)}:input_ids" in split.column_names
+    tokens = split if cut else tokenise(split, tokenizer, length)
+    units = Units.of(split)
+    return units, Collator(units, {"student": TokenTable(tokens, tokenizer)}, rows_of)

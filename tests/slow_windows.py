@@ -11,8 +11,8 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.tokenizer import tokens_fingerprint
-from ds_distill.data.word_tokens import owners, ranges
-from ds_distill.data.words import NO_TOKEN, words_of
+from ds_distill.data.word_tokens import NO_TOKEN, owners, ranges
+from ds_distill.data.words import words_of
 
 Tokenizers = list[PreTrainedTokenizerBase]
 
@@ -80,7 +80,7 @@ def columns(
         first, counts = places(encoded, len(words), int(question is not None))
         counted &= np.array(first, dtype=np.int64) != NO_TOKEN
         of_one = {name: encoded[name][0] for name in encoded}
-        of_one |= {"first_tokens": first, "token_counts": counts}
+        of_one |= {"places": first, "token_counts": counts}
         name = tokens_fingerprint(tokenizer)
         found |= {f"{name}:{column}": values for column, values in of_one.items()}
     return {**found, "counted": counted.tolist()}

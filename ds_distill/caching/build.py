@@ -16,7 +16,7 @@ from ds_distill.cache.build_plan import Plan, block_rows_for
 from ds_distill.cache.format import MANIFEST, Teachers
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
-from ds_distill.data.batches import Collator, Examples, stored_rows
+from ds_distill.data.batches import Collator, Units, stored_rows
 from ds_distill.data.schedule import TOKENS_PER_CALL, cut_by_tokens, pinned_for, prefetch
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
@@ -34,7 +34,7 @@ them, but signals of other attention are not added to them."""
 class Missing:
     """What a cache lacks of a split."""
 
-    examples: Examples
+    examples: Units
     collate: Collator
     indices: np.ndarray
     """int64: one example for each content key that is missing, in the plan's order."""
@@ -42,7 +42,7 @@ class Missing:
 
 def missing_from(
     path: Path,
-    splits: list[tuple[Examples, Collator]],
+    splits: list[tuple[Units, Collator]],
     teachers: Teachers,
 ) -> tuple[Plan, list[Missing]]:
     """What the cache lacks. Raises UserError when the cache that is there is of other
@@ -75,7 +75,7 @@ def missing_from(
 
 
 def _distinct(
-    splits: list[tuple[Examples, Collator]], is_missing: Callable[[np.ndarray], np.ndarray]
+    splits: list[tuple[Units, Collator]], is_missing: Callable[[np.ndarray], np.ndarray]
 ) -> list[Missing]:
     """Of each split the examples that are missing and in no split before it.
 
@@ -93,7 +93,7 @@ def _distinct(
     return missing
 
 
-def _in_order(examples: Examples, collate: Collator, chosen: np.ndarray) -> Missing:
+def _in_order(examples: Units, collate: Collator, chosen: np.ndarray) -> Missing:
     """Longest first: one that does not fit in memory fails at once. Ties by key, so that the order
     of the examples in the data does not matter."""
     keys = examples.keys.numpy()[chosen]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ds_distill.cache.format import Fingerprint, check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
-from ds_distill.data.batches import CachedSignals, Examples
+from ds_distill.data.batches import CachedSignals, Units
 from ds_distill.engine.precision import dtype_name
 from ds_distill.files import checksum
 from ds_distill.models.configuration import load_config, pools_all_tokens
@@ -76,7 +76,7 @@ def _check_stored(reader: CacheReader, teacher: str, phase: Cache) -> None:
     check_fingerprint(reader.path, teacher, found, wanted)
 
 
-def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
+def cached_signals(run: Run, split: str, number: int, examples: Units) -> CachedSignals:
     """A function that reads the signals of the phase's teachers on a split's examples. Their keys
     are looked up here, once.
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.data.batches import Collator, Examples, stored_rows
+from ds_distill.data.batches import Collator, Units, stored_rows
 from ds_distill.engine.engine import Engine
 from ds_distill.seen import two_classes
 from ds_distill.types import LACKING
@@ -56,7 +56,7 @@ class Fidelity:
 def repeat_inference(
     engine: Engine,
     teacher: str,
-    examples: Examples,
+    examples: Units,
     collate: Collator,
     indices: np.ndarray,
     mask_variants: int | None,

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.check.predictions import Predictions
-from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_lists, flat_values
+from ds_distill.data.columns import arrow_column, as_numpy, example_keys, flat_values, labels_of
 from ds_distill.data.groups import (
     CHOOSING_SPLIT,
     Groups,
@@ -392,10 +392,7 @@ def _running(recipe: Recipe, task: str, *, evaluated: bool) -> Iterator[tuple[St
 
 def _strata(data: datasets.Dataset) -> np.ndarray:
     """What each example is: int64 [N]; see `strata_of`."""
-    if "words" not in data.column_names:
-        return strata_of(as_numpy(data, "label"))
-    offsets, labels = flat_lists(data, "label")
-    return strata_of(labels.astype(np.int64), offsets)
+    return strata_of(*labels_of(data))
 
 
 def named_teacher_mistakes(

@@ -1,5 +1,5 @@
-"""From numbers of examples to batches, and the rows of these, which losses are of: examples, words,
-tokens of words, starts and ends of answers. Those of masked-LMs are in
+"""From numbers of units to batches. A unit is an example, or a window of one, and has rows, which
+losses are of: one, one for each word, or start and end of an answer. Those of masked-LMs are in
 `ds_distill.data.masking`."""
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ds_distill.data.columns import as_numpy, flat_lists
+from ds_distill.data.columns import as_numpy, flat_lists, labels_of
 from ds_distill.data.groups import Groups, strata_of, teacher_ids
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.data.windows import Windows
-from ds_distill.data.words import NO_TOKEN, Words
 from ds_distill.keys import hash_keys
 from ds_distill.types import LACKING, Batch, Signals, with_taught
 from ds_distill.views import PackedView, PaddedView, View
@@ -27,71 +25,94 @@ WORDS = "words"
 """The row set of all words, also of those that do not count."""
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
-"""(example indices int64 [B], epoch) -> cached signals, by teacher."""
+"""(numbers of units int64 [B], epoch) -> cached signals, by teacher."""
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Keys and labels of a split's N examples, without their text. R rows: words where examples are
-    lists of them, else examples."""
+class Units:
+    """A split's N units without their text, and their R rows, one unit's after the other's. A row
+    of a long example is in several windows, and belongs to one of them."""
 
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
-    """int64 [R]: class ids; or [N, L]: of each label whether an example has it; or [N, 2]: where
-    the answer in a window starts and ends. -1 where there is none. Or float32 [N]: numbers, NaN
-    where an example has none."""
-    marks: torch.Tensor | None = None
-    """int64 [N, M], see `Groups`. None: copies of a text alone are of one group."""
+    """int64 [R]: class ids; of an answer the classes of its first and last token; or [R, L]: of
+    each label whether an example has it. -1 where there is none. Or float32 [R]: numbers, NaN
+    where there is none."""
+    marks: torch.Tensor
+    """int64 [N, M], see `Groups`."""
+    offsets: np.ndarray
+    """int64 [N + 1]: the first row of each unit, and R."""
+    owned: np.ndarray
+    """bool [R]: whether a row belongs to its unit."""
+    counted: np.ndarray
+    """bool [R]: those of them that losses count: of words that have a token in the view of every
+    model of the recipe. The others count as O in every score."""
+    number: np.ndarray
+    """int64 [N]: the number of each one's example."""
     pairs: bool = False
-    """Whether each example is a pair of texts."""
-    words: Words | None = None
-    """Where each example is a list of words."""
-    windows: Windows | None = None
-    """Where each example is a window of a question's context."""
+    """Whether each is a pair of texts."""
     teacher_ids: torch.Tensor | None = None
     """int64 [N]: the teacher that the data name for each, see `teacher_ids`."""
+    table: datasets.Dataset | None = None
+    """The file of all units; the N of them stand there at `places`, int64 [N]."""
+    places: np.ndarray | None = None
 
     @staticmethod
-    def of(split: datasets.Dataset) -> Examples:
-        groups = Groups.of(split)
-        keys, marks = torch.from_numpy(groups.keys), torch.from_numpy(groups.marks)
-        pairs = "text_b" in split.column_names
-        words = Words.of(split) if "words" in split.column_names else None
-        labels = as_numpy(split, "label") if words is None else flat_lists(split, "label")[1]
-        windows = Windows.of(split) if "begins" in split.column_names else None
-        labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
-        found = teacher_ids(split)
-        ids = None if found is None else torch.from_numpy(found)
-        return Examples(keys, labels, marks, pairs, words, windows, ids)
+    def of(split: datasets.Dataset) -> Units:
+        """Of a split as a source reads it, or as `ds_distill.data.windows` makes it."""
+        labels, offsets = labels_of(split)
+        groups, ids = Groups.of(split), teacher_ids(split)
+        units = replace(
+            Units.plain(torch.from_numpy(groups.keys), labels, groups.marks, offsets),
+            pairs="text_b" in split.column_names,
+            teacher_ids=None if ids is None else torch.from_numpy(ids),
+            table=split,
+        )
+        if "owned" not in split.column_names:
+            return units
+        owned = flat_lists(split, "owned")[1]
+        counted = owned & flat_lists(split, "counted")[1]
+        return replace(units, owned=owned, counted=counted, number=as_numpy(split, "number"))
+
+    @staticmethod
+    def plain(
+        keys: torch.Tensor,
+        labels: np.ndarray,
+        marks: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
+    ) -> Units:
+        """Units that are examples whole, of which all rows count.
+
+        marks: None: copies of a text alone are of one group. offsets: None: each has one row.
+        """
+        marks = hash_keys(keys.numpy())[:, None] if marks is None else marks
+        offsets = np.arange(len(labels) + 1) if offsets is None else offsets
+        every, numbers = np.ones(len(labels), dtype=bool), np.arange(len(keys))
+        marked = torch.from_numpy(marks)
+        return Units(keys, labels, marked, offsets, every, every, numbers, places=numbers)
 
     @cached_property
     def groups(self) -> Groups:
-        """What the examples have in common: those of one file, or copies of one text, are too
-        similar to fit on some and evaluate on others."""
-        keys = self.keys.numpy()
-        marks = hash_keys(keys)[:, None] if self.marks is None else self.marks.numpy()
-        return Groups(keys, marks)
+        """What the units have in common: those of one file, or copies of one text, are too similar
+        to fit on some and evaluate on others."""
+        return Groups(self.keys.numpy(), self.marks.numpy())
 
     @property
     def group_keys(self) -> torch.Tensor:
-        """What assigns examples to parts and folds: int64 [N, 2]; see `Groups.group_keys`."""
+        """What assigns units to parts and folds: int64 [N, 2]; see `Groups.group_keys`."""
         return torch.from_numpy(self.groups.group_keys)
 
     @property
     def strata(self) -> np.ndarray:
-        """What each example is: int64 [N]; see `strata_of`."""
-        offsets = None if self.words is None else self.words.offsets
-        return strata_of(self.counted_labels, offsets)
+        """What each unit is: int64 [N]; see `strata_of`."""
+        return strata_of(self.counted_labels, self.offsets)
 
     @property
     def is_first(self) -> np.ndarray:
-        """Whether each example is the first window of its text or question, or the whole of it:
-        bool [N]."""
-        windows = self.words if self.windows is None else self.windows
-        first = np.full(len(self), windows is None)
-        if windows is not None:
-            first[windows.firsts] = True
+        """Whether each is the first window of its example, or the whole of it: bool [N]."""
+        first = np.zeros(len(self), dtype=bool)
+        first[np.unique(self.number, return_index=True)[1]] = True
         return first
 
     @property
@@ -104,24 +125,22 @@ class Examples:
 
     @property
     def labelled(self) -> np.ndarray:
-        """Whether each example has labels: bool [N]."""
-        labels = self.labels if self.words is None else self.labels[self.words.offsets[:-1]]
-        return is_labelled(labels)
+        """Whether each has labels: bool [N]."""
+        return is_labelled(self.labels[self.offsets[:-1]])
 
     @property
     def counted_labels(self) -> np.ndarray:
-        """`labels`, -1 also of words that do not count."""
-        return self.labels if self.words is None else np.where(self.words.counted, self.labels, -1)
+        """`labels`, none also of rows that do not count."""
+        return self.labels if self.counted.all() else np.where(self.counted, self.labels, -1)
 
     @property
     def of_rows(self) -> torch.Tensor:
-        """The number of each row's example: int64 [R]."""
-        numbers = np.arange(len(self)) if self.words is None else self.words.examples
-        return torch.from_numpy(numbers)
+        """The number of each row's unit: int64 [R]."""
+        return torch.from_numpy(np.repeat(np.arange(len(self)), np.diff(self.offsets)))
 
     def rows_of(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers of the rows of some examples, int [B], in their order: int64 [n]."""
-        return indices if self.words is None else self.words.of_examples(indices)
+        """The numbers of the rows of some units, int [B], in their order: int64 [n]."""
+        return _of_lists(self.offsets, indices)[1]
 
     def class_counts(self, classes: int) -> np.ndarray:
         """How many rows that count have each label: int64 [C]."""
@@ -132,73 +151,106 @@ class Examples:
         """N."""
         return len(self.keys)
 
-    def at(self, indices: np.ndarray) -> Examples:
-        """Some of the examples."""
-        chosen = torch.from_numpy(indices)
-        marks = None if self.marks is None else self.marks[chosen]
-        words = None if self.words is None else self.words.at(indices)
-        windows = None if self.windows is None else self.windows.at(indices)
-        labels = self.labels[self.rows_of(indices)]
-        ids = None if self.teacher_ids is None else self.teacher_ids[chosen]
-        return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows, ids)
+    def at(self, indices: np.ndarray) -> Units:
+        """Some of the units, int [B]."""
+        chosen, ids = torch.from_numpy(indices), self.teacher_ids
+        offsets, rows = _of_lists(self.offsets, indices)
+        return replace(
+            self,
+            keys=self.keys[chosen],
+            labels=self.labels[rows],
+            marks=self.marks[chosen],
+            offsets=offsets,
+            owned=self.owned[rows],
+            counted=self.counted[rows],
+            number=self.number[indices],
+            teacher_ids=None if ids is None else ids[chosen],
+            places=None if self.places is None else self.places[indices],
+        )
 
-    def where(self, chosen: np.ndarray) -> tuple[Examples, np.ndarray]:
-        """Chosen examples, bool [N], and the numbers of their rows: int64 [n]."""
+    def where(self, chosen: np.ndarray) -> tuple[Units, np.ndarray]:
+        """Chosen units, bool [N], and the numbers of their rows: int64 [n]."""
         indices = np.flatnonzero(chosen)
         return self.at(indices), self.rows_of(indices)
+
+    def of_whole_examples(self, chosen: np.ndarray) -> np.ndarray:
+        """Of chosen units, bool [N], those of whose example all are: bool [N]."""
+        return chosen & ~np.isin(self.number, self.number[~chosen])
+
+    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the T examples, each once, in their order: int64 [W]; and where those of each
+        begin, int64 [T + 1]. The windows of an example are all there, in their order."""
+        rows = np.flatnonzero(self.owned)
+        _, example = np.unique(self.number, return_inverse=True)
+        owner, examples = self.of_rows.numpy()[rows], int(self.is_first.sum())
+        lengths = np.bincount(example[owner], minlength=examples)
+        return rows, np.concatenate([[0], np.cumsum(lengths)])
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether they are words of contexts, in which there are any number of answers."""
+        return self.table is not None and "answer_starts" in self.table.column_names
+
+    def stored(self) -> datasets.Dataset:
+        """The units as they are in their file, with what only a score reads."""
+        assert self.table is not None, "units of a split"
+        return self.table.select(self.places)
+
+
+def _of_lists(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Some lists, int [B], of those that begin at `offsets`, int64 [N + 1]: where each then begins,
+    int64 [B + 1], and the numbers of their values, int64 [n]. It looks at these lists alone:
+    differences over all N would be most of a micro-batch's time."""
+    lengths = offsets[indices + 1] - offsets[indices]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ends, np.repeat(offsets[indices] - ends[:-1], lengths) + np.arange(ends[-1])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What n rows of B examples are."""
+    """What n rows of B units are."""
 
-    examples: torch.Tensor
-    """int64 [n]: the number of each row's example, from 0 to B - 1."""
+    units: torch.Tensor
+    """int64 [n]: the number of each row's unit, from 0 to B - 1."""
     labels: torch.Tensor
-    """[n], or [n, L]; see `Examples`. Below 0 where there is none."""
+    """[n], or [n, L]; see `Units`. Below 0 where there is none."""
     sets: dict[str, torch.Tensor]
     """Numbers of those that count, by name: int64."""
-    views: dict[TokenTable, PaddedView]
+    views: Views
     """Where they stand."""
-    noun: str
-    """What they are."""
-    cached: Callable[[Signals], Signals] = lambda signals: signals
-    """Makes cached signals those of the batch."""
 
     def dummy(self) -> Rows:
         """One row in place of none."""
-        views = {
-            table: replace(view, positions=torch.zeros(1, dtype=torch.int64))
-            for table, view in self.views.items()
-        }
         first = torch.zeros(1, dtype=torch.int64)
-        return replace(self, examples=first, labels=torch.full((1,), -100), views=views)
+        views = {table: replace(view, positions=first) for table, view in self.views.items()}
+        return replace(self, units=first, labels=torch.full((1,), -100), views=views)
 
 
-RowsOf = Callable[[Examples, np.ndarray, Mapping[TokenTable, PaddedView], int], Rows]
-"""(B examples, their numbers int64 [B] in the split, their views, epoch) -> their rows."""
+Views = Mapping[TokenTable, PaddedView]
+RowsOf = Callable[[Units, np.ndarray, Views, int], Rows]
+"""(B units, their numbers int64 [B] in the split, their views, epoch) -> their rows."""
 
 
 class Collator:
-    """Makes a task's batches from numbers of a split's N examples."""
+    """Makes a task's batches from numbers of a split's N units."""
 
     def __init__(
         self,
-        examples: Examples,
+        units: Units,
         tables: Mapping[str, TokenTable],
         rows: RowsOf,
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
     ) -> None:
         """
-        examples: the split's N examples.
-        tables: a token table over the same N examples for each model that runs; models
+        units: the split's N units.
+        tables: a token table over the same N units for each model that runs; models
             with the same tokenizer share one.
         rows: what a loss is of, see `ds_distill.data.batches`.
         cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
         """
-        self._examples, self._tables, self._rows = examples, dict(tables), rows
+        self._units, self._tables, self._rows = units, dict(tables), rows
         self._cached, self._packed = cached, frozenset(packed)
         # Only the student's: live teachers must not change which examples share a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
@@ -220,13 +272,15 @@ class Collator:
         progress: see `Batch`. signals: read the teachers' signals, where they are cached.
         """
         chosen = indices if len(indices) else np.zeros(1, dtype=np.int64)
-        examples = self._examples.at(chosen)
+        units = self._units.at(chosen)
         rows = self._rows(
-            examples, chosen, {table: table.view(chosen) for table in self._tables.values()}, epoch
+            units, chosen, {table: table.view(chosen) for table in self._tables.values()}, epoch
         )
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
-        check_cached_rows(cached, len(rows.labels), rows.noun)
-        cached = {name: rows.cached(of_model) for name, of_model in cached.items()}
+        check_cached_rows(cached, len(rows.labels))
+        candidates = next(iter(rows.views.values())).candidates if rows.views else None
+        if candidates is not None:
+            cached = {name: cut_to(candidates, of_model) for name, of_model in cached.items()}
         sets = rows.sets
         if not len(indices):
             sets = {name: of[:0] for name, of in sets.items()}
@@ -235,16 +289,16 @@ class Collator:
         if len(rows.labels) == 0:
             rows = rows.dummy()
             cached = {name: of_model.dummy() for name, of_model in cached.items()}
-        labels, ids = rows.labels, examples.teacher_ids
+        labels, ids = rows.labels, units.teacher_ids
         return Batch(
-            keys=examples.keys[rows.examples],
+            keys=units.keys[rows.units],
             views=views_by_model(self._tables, rows.views, self._packed),
             labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
             row_sets=with_taught(sets, cached),
             epoch=epoch,
             progress=progress,
             signals=cached,
-            teacher_ids=None if ids is None else ids[rows.examples],
+            teacher_ids=None if ids is None else ids[rows.units],
         )
 
 
@@ -254,23 +308,19 @@ def stored_rows(batch: Batch) -> torch.Tensor:
     return batch.row_sets.get(WORDS, batch.row_sets["all"])
 
 
-def check_cached_rows(signals: Mapping[str, Signals], rows: int, noun: str) -> None:
+def check_cached_rows(signals: Mapping[str, Signals], rows: int) -> None:
     """Raises ValueError for cached signals of another length than the batch's rows. Fingerprints
-    should prevent that; rows of other tokens would go unnoticed.
-
-    noun: what the rows are.
-    """
+    should prevent that; rows of other tokens would go unnoticed."""
     for name, outputs in signals.items():
         if len(outputs) != rows:
             raise ValueError(
-                f"the cache has {len(outputs)} rows of teacher {name!r} for a batch of {rows} "
-                f"{noun}"
+                f"the cache has {len(outputs)} rows of teacher {name!r} for a batch of {rows}"
             )
 
 
 def views_by_model(
     tables: Mapping[str, TokenTable],
-    views: Mapping[TokenTable, PaddedView],
+    views: Views,
     packed: Collection[str],
 ) -> dict[str, View]:
     """Each model's view, padded or packed; models that share a token table share the view."""
@@ -285,95 +335,40 @@ def views_by_model(
 # -------------------------------------------------------------------------------------------- rows
 
 
-Views = Mapping[TokenTable, PaddedView]
+def label_rows(units: Units, indices: np.ndarray, views: Views, epoch: int) -> Rows:
+    """A row for each label, at its place in every view; see `RowsOf`. Words stand at their first
+    tokens. One without a token in a view is read at its first position, and counts in no loss,
+    whichever models run, so that the rows of a cache are the words and nothing else."""
+    labels, counted = torch.from_numpy(units.labels), torch.from_numpy(units.counted)
+    sets = _counted_sets(counted, labels)
+    if any(view.positions is not None for view in views.values()):
+        sets = {WORDS: torch.arange(len(labels)), **sets}
+    return Rows(units.of_rows, labels, sets, views)
 
 
-def text_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int) -> Rows:
-    """A row per example. See `RowsOf`."""
-    known = torch.from_numpy(is_labelled(examples.labels)).nonzero()[:, 0]
-    return Rows(
-        examples=torch.arange(len(indices)),
-        labels=torch.from_numpy(examples.labels),
-        sets={"all": torch.arange(len(indices)), "labelled": known},
-        views=dict(views),
-        noun="examples",
-    )
-
-
-def word_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int) -> Rows:
-    """A row per word of lists of words, in every view at the word's first token.
-
-    The words that count are the same whichever models run: see `Words.counted`. A word without a
-    token in a view is read at its first position and is a row that no loss counts, so that the rows
-    of a cache are the words and nothing else.
-    """
-    assert examples.words is not None, "examples of words"
-    of_row, counted = torch.from_numpy(examples.words.examples), examples.words.counted
-    placed = {}
-    for table, view in views.items():
-        first = table.first_tokens(indices)
-        assert not (counted & (first == NO_TOKEN)).any(), "words that count have a token"
-        positions = of_row * view.input_ids.shape[1] + torch.from_numpy(first).clamp(min=0)
-        placed[table] = replace(view, positions=positions)
-    labels, counts = torch.from_numpy(examples.labels), torch.from_numpy(counted)
-    return Rows(
-        examples=of_row,
-        labels=labels,
-        sets={
-            WORDS: torch.arange(len(labels)),
-            "all": counts.nonzero()[:, 0],
-            "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
-        },
-        views=placed,
-        noun="words",
-    )
-
-
-def word_token_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int) -> Rows:
+def word_token_rows(units: Units, indices: np.ndarray, views: Views, epoch: int) -> Rows:
     """A row per token of a word, for a training on tags alone. Of one model."""
-    assert examples.words is not None, "examples of words"
     [(table, view)] = views.items()
-    word, position = table.word_tokens(indices)
-    of_row = torch.from_numpy(examples.words.examples[word])
-    counts = torch.from_numpy(examples.words.counted[word])
-    labels = torch.from_numpy(examples.labels[word])
-    positions = of_row * view.input_ids.shape[1] + torch.from_numpy(position)
-    return Rows(
-        examples=of_row,
-        labels=labels,
-        sets={
-            "all": counts.nonzero()[:, 0],
-            "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
-        },
-        views={table: replace(view, positions=positions)},
-        noun="tokens",
-    )
+    counts = table.token_counts(indices)
+    word = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+    before = torch.from_numpy(np.cumsum(counts) - counts)
+    labels, counted = torch.from_numpy(units.labels)[word], torch.from_numpy(units.counted)[word]
+    assert view.positions is not None, "units of words"
+    positions = view.positions[word] + torch.arange(len(word)) - before[word]
+    views = {table: replace(view, positions=positions)}
+    return Rows(units.of_rows[word], labels, _counted_sets(counted, labels), views)
 
 
-def span_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int) -> Rows:
-    """Of each window of a question's context two rows, where the answer starts and where it ends.
-
-    The classes of a row are the window's first token, which stands for no answer, and the tokens of
-    its context; a batch has as many as its longest context. All views have the same tokens.
-    """
-    assert examples.windows is not None, "examples of windows"
-    candidates = torch.from_numpy(examples.windows.candidates)
-    labels = torch.from_numpy(examples.labels).flatten()
-    return Rows(
-        examples=torch.arange(len(indices)).repeat_interleave(2),
-        labels=labels,
-        sets={"all": torch.arange(len(labels)), "labelled": (labels >= 0).nonzero()[:, 0]},
-        views={table: replace(view, candidates=candidates) for table, view in views.items()},
-        noun="starts and ends",
-        cached=lambda signals: cut_to(candidates, signals),
-    )
+def _counted_sets(counted: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    known = torch.from_numpy(is_labelled(labels.numpy()))
+    return {"all": counted.nonzero()[:, 0], "labelled": (counted & known).nonzero()[:, 0]}
 
 
 def cut_to(candidates: torch.Tensor, signals: Signals) -> Signals:
     """Cached signals with the classes that a batch has. Raises ValueError where they have others;
     see `check_cached_rows`.
 
-    candidates: int64 [B, K], see `Windows.candidates`.
+    candidates: int64 [B, K], see `PaddedView`.
     """
     logits = signals.logits
     known = (candidates >= 0).repeat_interleave(2, dim=0)

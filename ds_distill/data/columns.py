@@ -97,6 +97,17 @@ def flat_lists(data: datasets.Dataset, column: str) -> tuple[np.ndarray, np.ndar
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), flat_values(lists)
 
 
+def labels_of(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of N units' rows, int64 or of numbers float32 [R], or int64 [R, L]; and the first
+    row of each, and R: int64 [N + 1]. Units whose label is no list have one row."""
+    offsets = np.arange(len(data) + 1)
+    if pa.types.is_list(data.data.column("label").type):
+        offsets, labels = flat_lists(data, "label")
+    else:
+        labels = as_numpy(data, "label")
+    return labels if labels.dtype.kind == "f" else labels.astype(np.int64), offsets
+
+
 def example_keys(data: datasets.Dataset) -> np.ndarray:
     """Content keys: int64 [N, 2]."""
     return np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)

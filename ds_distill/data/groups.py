@@ -166,14 +166,14 @@ def plain_text(text: str | list[str]) -> str:
 # ------------------------------------------------------------------------------- into parts
 
 
-def strata_of(labels: np.ndarray, offsets: np.ndarray | None = None) -> np.ndarray:
-    """The number of what each example is: its class, or the set of its classes. int64 [N], -1
-    without labels.
+def strata_of(labels: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The number of what each unit is: its class, or the set of its classes. int64 [N], -1 without
+    labels.
 
-    labels: int64 [N], or [N, L] of 0 and 1; -1 where there are none. Where an example has several
-        rows, int64 [R], and offsets, int64 [N + 1]: the first row of each one, and R.
+    labels: int64 [R], or [N, L] of 0 and 1; -1 where there are none. offsets: int64 [N + 1]: the
+        first row of each one, and R.
     """
-    if offsets is not None:
+    if len(labels) >= len(offsets):
         has = np.zeros((len(offsets) - 1, labels.max(initial=0) + 1), dtype=np.int64)
         owners, labelled = np.repeat(np.arange(len(has)), np.diff(offsets)), labels >= 0
         has[owners[labelled], labels[labelled]] = 1

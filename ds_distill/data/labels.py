@@ -31,8 +31,8 @@ def is_labelled(labels: np.ndarray) -> np.ndarray:
     """
     if labels.dtype.kind == "f":
         return ~np.isnan(labels)
-    has = labels.reshape(len(labels), -1) >= 0
-    return np.asarray(has.all(axis=1))
+    has = labels >= 0
+    return has if has.ndim == 1 else np.asarray(has.all(axis=1))
 
 
 def distinct_labels(

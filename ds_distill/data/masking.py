@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import Examples, Rows, RowsOf
+from ds_distill.data.batches import Rows, RowsOf, Units
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_pieces import CONTINUES
 from ds_distill.keys import uniform
@@ -115,16 +115,13 @@ def masked_rows(
     """
 
     def rows(
-        examples: Examples,
-        indices: np.ndarray,
-        views: Mapping[TokenTable, PaddedView],
-        epoch: int,
+        units: Units, indices: np.ndarray, views: Mapping[TokenTable, PaddedView], epoch: int
     ) -> Rows:
         first, *others = views.values()
         if any(not torch.equal(first.attention_mask, view.attention_mask) for view in others):
             raise ValueError("views of a masked-LM must have the same tokens, as its rows are")
         variant = epoch if variants is None else epoch % variants
-        view, labels = mask_view(first, examples.keys, masking, variant)
+        view, labels = mask_view(first, units.keys, masking, variant)
         masked, tokens = torch.arange(len(labels)), labels
         if every_token:
             view, labels, masked = _with_every_token(view, labels)
@@ -135,14 +132,13 @@ def masked_rows(
         if every_token:
             sets[TOKENS] = known.nonzero()[:, 0]
         return Rows(
-            examples=view.example_indices,
+            units=view.example_indices,
             labels=labels,
             sets=sets,
             views={
                 table: replace(own, input_ids=view.input_ids, positions=view.positions)
                 for table, own in views.items()
             },
-            noun="masked tokens",
         )
 
     return rows

@@ -328,7 +328,7 @@ def _alike(parts: Sequence[datasets.Dataset]) -> bool:
 def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
     """The fold of each example, from 1 to `number`: int64 [N].
 
-    group_keys: int64 [N, 2], see `Examples.group_keys`.
+    group_keys: int64 [N, 2], see `Groups.group_keys`.
     """
     return (hash_keys(group_keys, FOLD) & (2**63 - 1)) % number + 1
 

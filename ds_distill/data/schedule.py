@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.columns import keep_per_class
 from ds_distill.keys import uniform
 from ds_distill.process.activity import mark
@@ -121,7 +121,7 @@ def keep_share_of_others(
 # -------------------------------------------------------------------------------------- of a phase
 
 
-def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:
+def chosen_examples(phase: FineTune, examples: Units, labels: list[str]) -> np.ndarray:
     """Indices of the examples that a phase trains on, int64 [n], ascending: labelled, in focus,
     capped per class.
 

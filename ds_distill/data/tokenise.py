@@ -21,34 +21,41 @@ from ds_distill.files import new_file
 from ds_distill.process.activity import mark
 from ds_distill.views import PaddedView
 
+VERSION = 2
+"""Part of the files' names: raise it when the same examples give others."""
 
-def token_features(
-    fingerprints: Iterable[str], *, of_words: bool, pairs: bool
-) -> dict[str, datasets.List]:
+_TOKENS = {
+    "input_ids": "int32",
+    "token_type_ids": "int8",
+    "places": "int16",
+    "token_counts": "int16",
+    "candidates": "int16",
+}
+
+
+def token_features(fingerprints: Iterable[str], *names: str) -> dict[str, datasets.List]:
     """The columns of a table with some tokenizers' tokens; their names begin with the tokenizer's
     fingerprint: `input_ids`; for pairs `token_type_ids`, which not every model with these tokens
-    takes; of lists of words `first_tokens`, the position of each word's first token, and
-    `token_counts`, how many it has."""
-    kinds = {"input_ids": "int32"}
-    kinds |= {"token_type_ids": "int8"} if pairs else {}
-    kinds |= dict.fromkeys(("first_tokens", "token_counts"), "int16") if of_words else {}
-    return lists_of({f"{one}:{name}": kinds[name] for one in fingerprints for name in kinds})
+    takes; of lists of words `places`, the position of each word's first token or NO_TOKEN, and
+    `token_counts`, how many it has; of questions `candidates`, see `PaddedView`. Where neither
+    places nor candidates are, a unit is read whole."""
+    return lists_of({f"{one}:{name}": _TOKENS[name] for one in fingerprints for name in names})
+
+
+def of_tokenizers(
+    fingerprints: Iterable[str], tokens: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A unit's values in these columns, given those of each tokenizer."""
+    return {
+        f"{fingerprint}:{name}": values
+        for fingerprint, of_one in zip(fingerprints, tokens, strict=True)
+        for name, values in of_one.items()
+    }
 
 
 def lists_of(kinds: Mapping[str, str]) -> dict[str, datasets.List]:
     """Features of columns of lists."""
     return {name: datasets.List(datasets.Value(kind)) for name, kind in kinds.items()}
-
-
-KEYS = dict.fromkeys(("key_hi", "key_lo"), datasets.Value("int64"))
-"""Features of content keys."""
-
-
-def with_keys(rows: list[dict[str, Any]], keys: np.ndarray) -> list[dict[str, Any]]:
-    """Rows with their content keys, int64 [N, 2]."""
-    for row, (high, low) in zip(rows, keys.tolist(), strict=True):
-        row.update(key_hi=high, key_lo=low)
-    return rows
 
 
 def by_tokens(
@@ -81,25 +88,15 @@ def made_of(
             arrays = [pa.array([row[field.name] for row in made], field.type) for field in schema]
             yield pa.table(arrays, schema=schema)
 
-    if file is not None:
-        return _mapped(schema, tables(), file)
-    found = pa.concat_tables([schema.empty_table(), *tables()])
-    return datasets.Dataset(datasets.table.InMemoryTable(found))
-
-
-def saved(examples: datasets.Dataset, file: Path) -> datasets.Dataset:
-    """The examples as they are, mapped from a file as of `made_of`."""
-    tables = examples.with_format("arrow").iter(1000)
-    return _mapped(examples.features.arrow_schema, tables, file)
-
-
-def _mapped(schema: pa.Schema, tables: Iterable[pa.Table], file: Path) -> datasets.Dataset:
+    if file is None:
+        found = pa.concat_tables([schema.empty_table(), *tables()])
+        return datasets.Dataset(datasets.table.InMemoryTable(found))
     with (
         new_file(file) as path,
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_stream(sink, schema) as writer,
     ):
-        for table in tables:
+        for table in tables():
             writer.write_table(table)
     return datasets.Dataset.from_file(str(file))
 
@@ -108,10 +105,14 @@ def _mapped(schema: pa.Schema, tables: Iterable[pa.Table], file: Path) -> datase
 
 
 def tokenise(
-    examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, file: Path
-) -> None:
-    """Write the token ids of each example, with special tokens, truncated to `max_length`: the
-    columns of `token_features`, to a file that appears complete or not at all."""
+    examples: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    file: Path | None = None,
+) -> datasets.Dataset:
+    """The token ids of each text, pair, or list of words, with special tokens, truncated to
+    `max_length`: the columns of `token_features`, in a file that appears complete or not at all,
+    or in memory."""
     of_words = "words" in examples.column_names
     second = "question" if of_words else "text_b"
     pairs = second in examples.column_names
@@ -136,34 +137,35 @@ def tokenise(
         ]
 
     def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            {f"{fingerprint}:{name}": values for name, values in row.items()} for row in read(batch)
-        ]
+        return [of_tokenizers([fingerprint], [row]) for row in read(batch)]
 
     texts = examples.select_columns(["words" if of_words else "text", *[second] * pairs])
-    features = token_features([fingerprint], of_words=of_words, pairs=pairs)
-    made_of(texts, rows, features, "tokenises", file, 1000)
+    names = ("input_ids", *["token_type_ids"] * pairs, *["places", "token_counts"] * of_words)
+    return made_of(texts, rows, token_features([fingerprint], *names), "tokenises", file, 1000)
 
 
 class TokenTable:
-    """Makes padded views of examples from a memory-mapped file of tokens."""
+    """Makes padded views of units from a table of their tokens."""
 
     def __init__(
-        self, file: Path, tokenizer: PreTrainedTokenizerBase, cuts: str | None = None
+        self,
+        tokens: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        cuts: str | None = None,
     ) -> None:
-        """file: with the tokenizer's columns of tokens. cuts: the fingerprint of another whose
-        tokens are read."""
+        """tokens: has the tokenizer's columns of tokens; see `token_features`. cuts: the
+        fingerprint of another whose tokens are read."""
         begin = f"{cuts or tokens_fingerprint(tokenizer)}:"
-        tokens = datasets.Dataset.from_file(str(file))
         names = [name for name in tokens.column_names if name.startswith(begin)]
         tokens = tokens.select_columns(names)
         tokens = tokens.rename_columns({name: name.removeprefix(begin) for name in names})
         self._tokens = tokens.with_format("arrow")
+        self._columns = frozenset(tokens.column_names)
         self._pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self._token_types = "token_type_ids" in tokenizer.model_input_names
         column = tokens.data.column("input_ids")
         self.lengths: np.ndarray = pc.list_value_length(column).to_numpy().astype(np.int32)
-        """Tokens of each example: int32 [N]."""
+        """Tokens of each unit: int32 [N]."""
         self._chosen: np.ndarray | None = None
 
     def at(self, indices: np.ndarray) -> TokenTable:
@@ -180,45 +182,55 @@ class TokenTable:
             total += np.bincount(chunk.flatten().to_numpy(), minlength=vocabulary)
         return total
 
-    def first_tokens(self, indices: np.ndarray) -> np.ndarray:
-        """Of the examples `indices` (int [B]), which are lists of words: the position of each
-        word's first token, int64 [n], or NO_TOKEN."""
-        return self._of_words("first_tokens", indices)
-
-    def word_tokens(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the n words of some examples, int [B]: the number of each one's word, from
-        0 to n - 1, and its position in its example. int64 [t] both."""
-        counts = self._of_words("token_counts", indices)
-        word = np.repeat(np.arange(len(counts)), counts)
-        before = np.cumsum(counts) - counts
-        return word, self.first_tokens(indices)[word] + np.arange(len(word)) - before[word]
-
-    def _of_words(self, column: str, indices: np.ndarray) -> np.ndarray:
-        table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
-        numbers = table.column(column).combine_chunks().flatten()
-        return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)
+    def token_counts(self, indices: np.ndarray) -> np.ndarray:
+        """How many tokens each word of some units has, int [B]: int64 [n]."""
+        return _flat(self._rows(indices), "token_counts").astype(np.int64)
 
     def view(self, indices: np.ndarray) -> PaddedView:
-        """The examples `indices` (int [B]) as one padded view."""
-        table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
+        """The units `indices` (int [B]) as one padded view, with the places of their rows."""
+        table = self._rows(indices)
         lengths = self.lengths[indices].astype(np.int64)
         shape = (len(indices), int(lengths.max()))
         filled = np.arange(shape[1])[None, :] < lengths[:, None]
-        input_ids = self._pad(table, "input_ids", filled, self._pad_id)
-        token_types = None
-        if self._token_types:
-            stored = "token_type_ids" in table.column_names
-            token_types = (
-                self._pad(table, "token_type_ids", filled, 0)
-                if stored
-                else torch.zeros(shape, dtype=torch.int64)
-            )
-        mask = torch.from_numpy(filled.astype(np.int64))
-        return PaddedView(input_ids, mask, token_types, is_full=bool(filled.all()))
+        token_types = positions = candidates = None
+        if self._token_types and "token_type_ids" in self._columns:
+            token_types = _padded(table, "token_type_ids", filled, 0)
+        elif self._token_types:
+            token_types = torch.zeros(shape, dtype=torch.int64)
+        if "places" in self._columns:
+            of_row = np.repeat(np.arange(len(indices)), _counts(table, "places"))
+            places = _flat(table, "places").clip(min=0)
+            positions = torch.from_numpy(of_row * shape[1] + places)
+        if "candidates" in self._columns:
+            counts = _counts(table, "candidates")
+            here = np.arange(counts.max())[None, :] < counts[:, None]
+            candidates = _padded(table, "candidates", here, -1)
+        return PaddedView(
+            _padded(table, "input_ids", filled, self._pad_id),
+            torch.from_numpy(filled.astype(np.int64)),
+            token_types,
+            positions,
+            candidates,
+            is_full=bool(filled.all()),
+        )
 
-    @staticmethod
-    def _pad(table: pa.Table, name: str, filled: np.ndarray, pad: int) -> torch.Tensor:
-        values = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        padded = np.full(filled.shape, pad, dtype=np.int64)
-        padded[filled] = values
-        return torch.from_numpy(padded)
+    def _rows(self, indices: np.ndarray) -> pa.Table:
+        found: pa.Table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
+        return found
+
+
+def _flat(table: pa.Table, name: str) -> np.ndarray:
+    """The values of a column of lists, one list's after the other's."""
+    flat = table.column(name).combine_chunks().flatten()
+    return np.asarray(flat.to_numpy(zero_copy_only=False))
+
+
+def _counts(table: pa.Table, name: str) -> np.ndarray:
+    """How many values each list has."""
+    return np.asarray(pc.list_value_length(table.column(name)).to_numpy())
+
+
+def _padded(table: pa.Table, name: str, filled: np.ndarray, pad: int) -> torch.Tensor:
+    padded = np.full(filled.shape, pad, dtype=np.int64)
+    padded[filled] = _flat(table, name)
+    return torch.from_numpy(padded)

@@ -8,8 +8,9 @@ in every model's view. `predict` reads texts in the same windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,10 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.columns import as_numpy
 from ds_distill.data.groups import of_whole_example
-from ds_distill.data.tokenise import (
-    KEYS,
-    by_tokens,
-    lists_of,
-    made_of,
-    token_features,
-    with_keys,
-)
-from ds_distill.data.tokenizer import tokens_fingerprint
+from ds_distill.data.tokenise import by_tokens, lists_of, made_of, of_tokenizers, token_features
 from ds_distill.data.word_tokens import (
+    NO_TOKEN,
     NO_WORDS,
     TextCutter,
     TextTokens,
@@ -37,7 +30,7 @@ from ds_distill.data.word_tokens import (
     owners,
     ranges,
 )
-from ds_distill.data.words import NO_TOKEN, texts_of, word_keys, words_of
+from ds_distill.data.words import texts_of, word_keys, words_of
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 
@@ -45,8 +38,50 @@ NO_ANSWER = 0
 """The class of the first token, which stands for `no answer in this window`. Those from 1 on are
 the tokens of the context."""
 
-_CUTS = "cuts long texts into windows"
-"""What is done, for those who wait."""
+Batch = Mapping[str, list[Any]]
+Row = dict[str, Any]
+
+
+def _units(
+    examples: datasets.Dataset,
+    cut: Callable[[Batch], Iterable[Iterable[Row]]],
+    keys: Callable[[list[Row]], np.ndarray],
+    features: Mapping[str, Any],
+    file: Path | None,
+) -> datasets.Dataset:
+    """Units of examples, as `Units` reads them, in a file or in memory.
+
+    cut: makes the windows of each example of a batch: `label`, of each row; `owned` and `counted`,
+        see `Units`, where not all rows are; `first`, the number of its first word or character in
+        the example; and what `features` has. keys: of windows their content keys, int64 [n, 2].
+
+    Each has besides the `number` of its example, the two halves of its content key and of the whole
+    example's, and what else is the same of all windows of an example.
+    """
+    of_whole = of_whole_example(examples)
+    halves = {"whole_hi": "key_hi", "whole_lo": "key_lo"}
+    halves = {name: of for name, of in halves.items() if of in examples.column_names}
+
+    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[Row]:
+        found = []
+        for at, windows in enumerate(cut(batch)):
+            whole = {name: batch[name][at] for name in of_whole}
+            whole |= {name: batch[of][at] for name, of in halves.items()}
+            for window in windows:
+                every = [True] * len(window["label"])
+                unit = {"owned": every, "counted": every, "number": numbers[at]}
+                found.append({**whole, **unit, **window})
+        for row, (high, low) in zip(found, keys(found).tolist(), strict=True):
+            row.update(key_hi=high, key_lo=low)
+        return found
+
+    numbers = dict.fromkeys(("key_hi", "key_lo", "number", "first", *halves), "int64")
+    every = {
+        **lists_of({"label": "int16", "owned": "bool", "counted": "bool"}),
+        **{name: datasets.Value(kind) for name, kind in numbers.items()},
+    }
+    what = "cuts long texts into windows"
+    return made_of(examples, rows, {**every, **of_whole, **features}, what, file)
 
 
 def split_long(
@@ -58,9 +93,9 @@ def split_long(
     """Each text as windows that have at most `max_length` tokens, special tokens included, by all
     tokenizers. A text that fits stays as it is.
 
-    examples: columns `text`, `label`, `key_hi`, `key_lo`, `copy` and `group`. The result has these,
-    the last two as the whole text has them, and each tokenizer's tokens, see `token_features`. A
-    word that is longer than a window is cut inside. file: where it is written.
+    examples: column `text`, keys and marks. The result has units, their `text` and each tokenizer's
+    tokens, see `token_features`. A word that is longer than a window is cut inside. file: where it
+    is written.
 
     Raises ValueError for pairs of texts.
     """
@@ -68,104 +103,26 @@ def split_long(
         raise ValueError("pairs of texts cannot be cut into windows")
     chosen = by_tokens(tokenizers)
     cutter = TextCutter([*chosen.values()])
-    views = [Views(tokenizer, max_length) for tokenizer in chosen.values()]
-    rooms = [of_one.room for of_one in views]
-    kept = {"label": datasets.Value("int64"), **of_whole_example(examples)}
+    views = {name: Views(tokenizer, max_length) for name, tokenizer in chosen.items()}
+    rooms = [view.room for view in views.values()]
 
-    def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        rows = []
-        for at, tokens in enumerate(cutter.tokens(batch["text"])):
-            text, whole = batch["text"][at], {name: batch[name][at] for name in kept}
-            for start, end, found in cutter.windows(text, tokens, rooms):
-                row = {"text": text[start:end], **whole}
-                for name, view, of_one in zip(chosen, views, found, strict=True):
-                    row[f"{name}:input_ids"] = view.view(of_one.ids)[0]["input_ids"]
-                rows.append(row)
-        return with_keys(rows, content_keys([row["text"] for row in rows]))
+    def windows(text: str, tokens: list[TextTokens]) -> Iterator[Row]:
+        for start, end, found in cutter.windows(text, tokens, rooms):
+            read = (view.view(one.ids)[0] for view, one in zip(views.values(), found, strict=True))
+            window = {"label": [-1], "first": start, "text": text[start:end]}
+            yield window | of_tokenizers(views, read)
 
-    features = {
-        "text": datasets.Value("string"),
-        **kept,
-        **KEYS,
-        **token_features(chosen, of_words=False, pairs=False),
-    }
-    return made_of(examples, windows, features, _CUTS, file)
+    def cut(batch: Batch) -> Iterator[Iterator[Row]]:
+        return map(windows, batch["text"], cutter.tokens(batch["text"]))
+
+    def keys(rows: list[Row]) -> np.ndarray:
+        return content_keys([row["text"] for row in rows])
+
+    features = {"text": datasets.Value("string"), **token_features(chosen, "input_ids")}
+    return _units(examples, cut, keys, features, file)
 
 
 # ------------------------------------------------------------------------------------------- words
-
-
-class WordCutter:
-    """Cuts lists of words, or those of contexts behind their questions', into windows for some
-    tokenizers."""
-
-    def __init__(
-        self,
-        tokenizers: Sequence[PreTrainedTokenizerBase],
-        max_length: int,
-        *,
-        pairs: bool = False,
-    ) -> None:
-        self._tokenizers, self._most_asked = by_tokens(tokenizers), max_length // 2
-        self._views = [
-            Views(tokenizer, max_length, pairs=pairs) for tokenizer in self._tokenizers.values()
-        ]
-        self.features: dict[str, Any] = {
-            **lists_of({"words": "string", "owned": "bool", "counted": "bool"}),
-            **lists_of({"question": "string"} if pairs else {}),
-            **dict.fromkeys(("number", "first"), datasets.Value("int64")),
-            **token_features(self._tokenizers, of_words=True, pairs=pairs),
-        }
-        """Of the rows of `windows`."""
-
-    def windows(
-        self,
-        lists: Sequence[list[str]],
-        numbers: Sequence[int],
-        questions: Sequence[list[str]] | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Windows that cover each list of words: its `number`; the number of the window's `first`
-        word in it; its `words`, those of the `question` as far as half of `max_length` holds them
-        in every view; of each word whether it is `owned`: belongs to this window; and `counted`:
-        has a token in the view of every model, on which teachers and student meet, whatever their
-        tokenizers are; and each tokenizer's tokens, see `token_features`."""
-        no_question = [NO_WORDS] * len(self._views)
-        of_questions = [no_question] * len(lists) if questions is None else self._tokens(questions)
-        for at, (tokens, asked) in enumerate(zip(self._tokens(lists), of_questions, strict=True)):
-            kept = min(
-                int(np.searchsorted(one.offsets[1:], self._most_asked, side="right"))
-                for one in asked
-            )
-            of_each = [
-                (views, of_text, of_question.first(kept))
-                for views, of_text, of_question in zip(self._views, tokens, asked, strict=True)
-            ]
-            rooms = [views.room - len(of_question.ids) for views, _, of_question in of_each]
-            found = list(ranges([of_text.offsets for of_text in tokens], rooms))
-            owner = owners(found, len(lists[at]))
-            for number, (first, end) in enumerate(found):
-                every = [
-                    views.of_words(of_text, of_question, first, end)
-                    for views, of_text, of_question in of_each
-                ]
-                yield {
-                    "number": numbers[at],
-                    "question": questions[at][:kept] if questions else [],
-                    "first": first,
-                    "words": lists[at][first:end],
-                    "owned": owner[first:end] == number,
-                    "counted": np.all([v["first_tokens"] != NO_TOKEN for v in every], axis=0),
-                    **{
-                        f"{fingerprint}:{name}": values
-                        for fingerprint, view in zip(self._tokenizers, every, strict=True)
-                        for name, values in view.items()
-                    },
-                }
-
-    def _tokens(self, lists: Sequence[list[str]]) -> list[list[WordTokens]]:
-        """Of each list its tokens, by tokenizer."""
-        every = (WordTokens.of_lists(one, lists) for one in self._tokenizers.values())
-        return list(map(list, zip(*every, strict=True)))
 
 
 def word_windows(
@@ -180,116 +137,94 @@ def word_windows(
     examples: columns as of `columns.WORDS` or `columns.QUESTIONS`, and marks. file: where it is
         written.
 
-    The result has what `WordCutter.windows` gives; keys, and `whole_hi` and `whole_lo`, the whole
-    example's; what else is the same of it in each window; and `label`, of each word. Of contexts
-    that is whether one of its characters is in an answer (the class ids of `SPAN_TAGS`), -1 where
-    answers are not known; there are `starts` and `ends`, of each word its characters in the
-    context, and `answer_starts` and `answer_ends`, of a context's first window the right answers.
+    The result has units with a row for each of their `words`. It counts where it has a token in the
+    view of every model, on which teachers and student meet, whatever their tokenizers are. It has
+    the words of the `question` as far as half of `max_length` holds them in every view, and each
+    tokenizer's tokens, see `token_features`. Of contexts `label` is whether one of a word's
+    characters is in an answer (the class ids of `SPAN_TAGS`), -1 where answers are not known; there
+    are `starts` and `ends`, of each word its characters in the context, and `answer_starts` and
+    `answer_ends`, of a context's first window the right answers.
     """
-    pairs = "answers" in examples.column_names
-    cutter, of_whole = WordCutter(tokenizers, max_length, pairs=pairs), of_whole_example(examples)
-    places = ("starts", "ends", "answer_starts", "answer_ends") if pairs else ()
+    pairs, chosen = "answers" in examples.column_names, by_tokens(tokenizers)
+    views = {name: Views(one, max_length, pairs=pairs) for name, one in chosen.items()}
+    windows = partial(_windows_of_words, views, max_length // 2)
 
-    def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        asked = None
+    def tokens(lists: Sequence[list[str]]) -> Iterator[tuple[WordTokens, ...]]:
+        """Of each list its tokens, by tokenizer."""
+        return zip(*(WordTokens.of_lists(one, lists) for one in chosen.values()), strict=True)
+
+    def cut(batch: Batch) -> Iterator[Iterator[Row]]:
+        of_words, of_first = zip(*(_contexts if pairs else _lists)(batch), strict=True)
+        texts = tokens([of_one["words"] for of_one in of_words])
         if not pairs:
-            lists, of_words = batch["words"], [{"label": of} for of in batch["label"]]
-        else:
-            asked = [texts_of(question, words_of(question)) for question in batch["text"]]
-            spans = [words_of(context) for context in batch["text_b"]]
-            lists = [texts_of(*of_one) for of_one in zip(batch["text_b"], spans, strict=True)]
-            of_words = [_context(*of_one) for of_one in zip(spans, batch["answers"], strict=True)]
-        rows = []
-        for window in cutter.windows(lists, numbers, asked):
-            at, first = window["number"] - numbers[0], window["first"]
-            here = slice(first, first + len(window["words"]))
-            row = {name: batch[name][at] for name in of_whole}
-            row |= {"whole_hi": batch["key_hi"][at], "whole_lo": batch["key_lo"][at]}
-            row |= {name: values[here] for name, values in of_words[at].items()}
-            row |= _answers(batch["answers"][at] if first == 0 else None) if pairs else {}
-            rows.append(row | window)
+            return map(
+                windows, of_words, of_first, texts, repeat([]), repeat([NO_WORDS] * len(views))
+            )
+        questions = [texts_of(question, words_of(question)) for question in batch["text"]]
+        return map(windows, of_words, of_first, texts, questions, tokens(questions))
+
+    def keys(rows: list[Row]) -> np.ndarray:
         read = ([row["question"], row["words"]] if pairs else row["words"] for row in rows)
-        return with_keys(rows, word_keys([*read]))
+        return word_keys([*read])
 
-    features = {
-        **lists_of({"label": "int16", **dict.fromkeys(places, "int32")}),
-        **KEYS,
-        **{f"whole_{half}": KEYS[f"key_{half}"] for half in ("hi", "lo")},
-        **of_whole,
-        **cutter.features,
-    }
-    return made_of(examples, windows, features, _CUTS, file)
+    texts, of_pairs = ["words", *["question"] * pairs], ["token_type_ids"] * pairs
+    places = ["starts", "ends", "answer_starts", "answer_ends"] * pairs
+    columns = lists_of({**dict.fromkeys(texts, "string"), **dict.fromkeys(places, "int32")})
+    read = token_features(chosen, "input_ids", *of_pairs, "places", "token_counts")
+    return _units(examples, cut, keys, {**columns, **read}, file)
 
 
-def _context(
-    spans: list[tuple[int, int]], answers: list[dict[str, Any]] | None
-) -> dict[str, np.ndarray]:
-    """`label`, `starts` and `ends` of a context's words; see `word_windows`."""
-    starts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    label = np.full(len(spans), -1 if answers is None else SPAN_TAGS.index(OUTSIDE))
-    given = _answers(answers)
-    for begin, stop in zip(given["answer_starts"], given["answer_ends"], strict=True):
-        label[(starts < stop) & (begin < ends)] = SPAN_TAGS.index(IN_SPAN)
-    return {"label": label, "starts": starts, "ends": ends}
+def _windows_of_words(
+    views: Mapping[str, Views],
+    most_asked: int,
+    of_words: Row,
+    of_first: Row,
+    text: Sequence[WordTokens],
+    question: list[str],
+    asked: Sequence[WordTokens],
+) -> Iterator[Row]:
+    """Of one list. of_words: values of each word; of_first: of the first window alone. text, asked:
+    by tokenizer, tokens of the list and of its question."""
+    lasts = (of_one.offsets[1:] for of_one in asked)
+    kept = min(int(np.searchsorted(last, most_asked, side="right")) for last in lasts)
+    asked = [of_one.first(kept) for of_one in asked]
+    each = [*zip(views.values(), text, asked, strict=True)]
+    rooms = [view.room - len(of_question.ids) for view, _, of_question in each]
+    found = list(ranges([of_one.offsets for of_one in text], rooms))
+    owner = owners(found, len(of_words["words"]))
+    for number, (first, end) in enumerate(found):
+        every = [view.of_words(one, other, first, end) for view, one, other in each]
+        yield {
+            **{name: values[first:end] for name, values in of_words.items()},
+            **{name: [] if first else values for name, values in of_first.items()},
+            **{"question": question[:kept], "first": first},
+            "owned": owner[first:end] == number,
+            "counted": np.all([one["places"] != NO_TOKEN for one in every], axis=0),
+            **of_tokenizers(views, every),
+        }
 
 
-def _answers(answers: list[dict[str, Any]] | None) -> dict[str, list[int]]:
-    starts = [answer["start"] for answer in answers or ()]
-    ends = [answer["start"] + len(answer["text"]) for answer in answers or ()]
-    return {"answer_starts": starts, "answer_ends": ends}
+def _lists(batch: Batch) -> Iterator[tuple[Row, Row]]:
+    """Of each list of words values of each word; and of its first window alone."""
+    for words, label in zip(batch["words"], batch["label"], strict=True):
+        yield {"words": words, "label": label}, {}
+
+
+def _contexts(batch: Batch) -> Iterator[tuple[Row, Row]]:
+    """The same of contexts; see `word_windows`."""
+    for context, answers in zip(batch["text_b"], batch["answers"], strict=True):
+        spans = words_of(context)
+        starts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        label = np.full(len(spans), -1 if answers is None else SPAN_TAGS.index(OUTSIDE))
+        begins = [answer["start"] for answer in answers or ()]
+        stops = [answer["start"] + len(answer["text"]) for answer in answers or ()]
+        for begin, stop in zip(begins, stops, strict=True):
+            label[(starts < stop) & (begin < ends)] = SPAN_TAGS.index(IN_SPAN)
+        words = {"words": texts_of(context, spans), "label": label, "starts": starts, "ends": ends}
+        yield words, {"answer_starts": begins, "answer_ends": stops}
 
 
 # --------------------------------------------------------------------------------------- questions
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The windows of a split's questions: N of them."""
-
-    table: datasets.Dataset
-    """See `question_windows`; mapped into memory."""
-    first: np.ndarray
-    """int64 [N]: the position of the first token of the context in each."""
-    tokens: np.ndarray
-    """int64 [N]: how many tokens of the context it has."""
-    question: np.ndarray
-    """int64 [N]: the number of its question in the split."""
-
-    @staticmethod
-    def of(split: datasets.Dataset) -> Windows:
-        """Of a prepared split."""
-        return Windows(split, *(as_numpy(split, name) for name in ("first", "tokens", "question")))
-
-    def at(self, indices: np.ndarray) -> Windows:
-        """Some of them."""
-        return Windows(
-            self.table.select(indices),
-            self.first[indices],
-            self.tokens[indices],
-            self.question[indices],
-        )
-
-    @property
-    def candidates(self) -> np.ndarray:
-        """The positions of the tokens that may be the start or the end of an answer, by class:
-        int64 [N, K], K - 1 the tokens of the longest context, -1 where one is shorter."""
-        number = np.arange(1 + self.tokens.max(initial=0))
-        positions = np.where(number == NO_ANSWER, 0, self.first[:, None] + number - 1)
-        return np.where(number <= self.tokens[:, None], positions, -1)
-
-    @property
-    def firsts(self) -> np.ndarray:
-        """The first window of each question, in the order of the windows: int64 [Q]."""
-        return np.sort(np.unique(self.question, return_index=True)[1])
-
-
-_FEATURES = {
-    **{name: datasets.Value("string") for name in ("text", "text_b")},
-    **{name: datasets.Value("int64") for name in ("question", "at")},
-    **{name: datasets.Value("int16") for name in ("first", "tokens")},
-    **lists_of({"label": "int16", "begins": "int32", "ends": "int32", "answers": "string"}),
-    **KEYS,
-}
 
 
 def question_windows(
@@ -305,51 +240,50 @@ def question_windows(
     examples: columns as of `columns.QUESTIONS`, and marks.
     overlap: tokens that windows share, at most. file: where it is written.
 
-    The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the
-    first and last token of the first right answer that the window holds whole, NO_ANSWER where it
-    holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
-    character in the context; `first` and `tokens`: position of the context's first token, and how
-    many it has; `begins` and `ends`: the characters of each, in the window; `answers`: all right
-    answers to the question; and the tokens of the pair, see `token_features`.
+    The result has units with two rows, whose labels are the classes of the first and last token of
+    the first right answer that the window holds whole, NO_ANSWER where it holds none, -1 where
+    answers are not known; `text`, `text_b`; `begins` and `ends`: the characters of each token of
+    the context, in the window; `answers`: all right answers to the question; and the tokens of the
+    pair, see `token_features`.
     """
     views = Views(tokenizer, max_length, pairs=True)
-    cutter, fingerprint = TextCutter([tokenizer]), tokens_fingerprint(tokenizer)
-    of_whole = of_whole_example(examples)
+    cutter, chosen = TextCutter([tokenizer]), by_tokens([tokenizer])
 
-    def windows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        rows = []
-        both = zip(cutter.tokens(batch["text"]), cutter.tokens(batch["text_b"]), strict=True)
-        for at, ([of_question], of_context) in enumerate(both):
-            question, of_question = _asked(cutter, batch["text"][at], of_question, max_length // 2)
-            answers = batch["answers"][at]
-            whole = {
-                **{name: batch[name][at] for name in of_whole},
-                "question": numbers[at],
-                "text": question,
-                "answers": None if answers is None else [answer["text"] for answer in answers],
+    def windows(row: Row, of_question: TextTokens, of_context: list[TextTokens]) -> Iterator[Row]:
+        question, of_question = _asked(cutter, row["text"], of_question, max_length // 2)
+        context, answers = row["text_b"], row["answers"]
+        right = None if answers is None else [answer["text"] for answer in answers]
+        room = views.room - len(of_question.ids)
+        found = cutter.windows(context, of_context, [room], overlap)
+        for start, text, tokens in _new(context, found):
+            read, first, kept = views.view(tokens.ids, of_question.ids)
+            spans = _trimmed(text, tokens.spans[kept])
+            read["candidates"] = np.concatenate([[0], np.arange(first, first + len(spans))])
+            yield {
+                **{"text": question, "text_b": text, "answers": right, "first": start},
+                **{"begins": spans[:, 0], "ends": spans[:, 1]},
+                "label": _label(start, text, spans, answers),
+                **of_tokenizers(chosen, [read]),
             }
-            rooms = [views.room - len(of_question.ids)]
-            found = cutter.windows(batch["text_b"][at], of_context, rooms, overlap)
-            for start, text, tokens in _new(batch["text_b"][at], found):
-                read, first, kept = views.view(tokens.ids, of_question.ids)
-                spans = _trimmed(text, tokens.spans[kept])
-                row = {
-                    "text_b": text,
-                    "at": start,
-                    "first": first,
-                    "tokens": len(spans),
-                    "begins": spans[:, 0],
-                    "ends": spans[:, 1],
-                    "label": _label(start, text, spans, answers),
-                }
-                row |= {f"{fingerprint}:{name}": values for name, values in read.items()}
-                rows.append({**whole, **row})
-        texts = ([row[name] for row in rows] for name in ("text", "text_b"))
-        return with_keys(rows, content_keys(*texts))
 
-    tokens = token_features([fingerprint], of_words=False, pairs=True)
-    features = {**_FEATURES, **of_whole, **tokens}
-    return made_of(examples, windows, features, _CUTS, file)
+    def cut(batch: Batch) -> Iterator[Iterator[Row]]:
+        names = ("text", "text_b", "answers")
+        rows = (
+            dict(zip(names, values, strict=True))
+            for values in zip(*(batch[name] for name in names), strict=True)
+        )
+        questions = (of_one for [of_one] in cutter.tokens(batch["text"]))
+        return map(windows, rows, questions, cutter.tokens(batch["text_b"]))
+
+    def keys(rows: list[Row]) -> np.ndarray:
+        return content_keys(*([row[name] for row in rows] for name in ("text", "text_b")))
+
+    features = {
+        **dict.fromkeys(("text", "text_b"), datasets.Value("string")),
+        **lists_of({"begins": "int32", "ends": "int32", "answers": "string"}),
+        **token_features(chosen, "input_ids", "token_type_ids", "candidates"),
+    }
+    return _units(examples, cut, keys, features, file)
 
 
 def _asked(

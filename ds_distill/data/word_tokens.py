@@ -12,7 +12,8 @@ from itertools import chain
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.words import NO_TOKEN
+NO_TOKEN = -1
+"""The position of a word that has no token in a view: the tokenizer drops it, or it is cut off."""
 
 OVERLAP = 4
 """A window of words shares a quarter of them with the next one."""
@@ -118,14 +119,14 @@ class Views:
         first: int = 0,
         end: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """A view of the words from `first` up to `end`, or of all; with `first_tokens`, the
-        position of each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
+        """A view of the words from `first` up to `end`, or of all; with `places`, the position of
+        each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
         offsets = tokens.offsets[first : None if end is None else end + 1]
         ids = tokens.ids[offsets[0] : offsets[-1]]
         found, start, kept = self.view(ids, question.ids)
         bounds = np.clip(offsets - offsets[0], kept.start, kept.stop) - kept.start
         counts = np.diff(bounds)
-        found["first_tokens"] = np.where(counts > 0, start + bounds[:-1], NO_TOKEN).astype(np.int16)
+        found["places"] = np.where(counts > 0, start + bounds[:-1], NO_TOKEN).astype(np.int16)
         return {**found, "token_counts": counts.astype(np.int16)}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.masking import HiddenWordsCollator
 from ds_distill.data.schedule import pinned_for, plan_once, prefetch, split_batch
 from ds_distill.engine.world import World
@@ -71,7 +71,7 @@ def _of_all_ranks(runner: ModelRunner, part: torch.Tensor) -> torch.Tensor:
 def predict_all(
     runner: ModelRunner,
     collate: Collator,
-    examples: Examples,
+    examples: Units,
     models: Sequence[str],
     batch_size: int,
     bar: AbstractContextManager[Bar] | None = None,

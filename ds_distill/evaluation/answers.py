@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 
-from ds_distill.data.windows import NO_ANSWER, Windows
+from ds_distill.data.windows import NO_ANSWER
 from ds_distill.evaluation.predictions import Predictions
 from ds_distill.process.activity import marked
 from ds_distill.types import LACKING
+
+if TYPE_CHECKING:
+    from ds_distill.data.batches import Units
 
 BEST = 20
 """Spans of a window that are kept, and answers to a question."""
@@ -64,20 +67,20 @@ def best_spans(logits: torch.Tensor, most_tokens: int) -> torch.Tensor:
     return torch.cat([kept, missing], dim=1)
 
 
-def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
+def ranked_answers(spans: np.ndarray, units: Units) -> list[list[Answer]]:
     """The answers to each question, in the order of its first window.
 
-    spans: float [N, BEST, 3], see `best_spans`. Windows that overlap have spans in common: each is
-    an answer once, with its best score.
+    spans: float [N, BEST, 3], see `best_spans`. units: the N windows. Those that overlap have spans
+    in common: each is an answer once, with its best score.
     """
-    found: dict[int, dict[tuple[int, int], Answer]] = {int(n): {} for n in windows.question}
-    for number, row in enumerate(marked("ranks answers", windows.table)):
-        of_question = found[int(windows.question[number])]
+    found: dict[int, dict[tuple[int, int], Answer]] = {int(n): {} for n in units.number}
+    for number, row in enumerate(marked("ranks answers", units.stored())):
+        of_question = found[row["number"]]
         for start, end, score in spans[number].tolist():
             if score <= LACKING / 2 or not np.isfinite(score):
                 continue
             begin, stop = row["begins"][int(start) - 1], row["ends"][int(end) - 1]
-            span = row["at"] + begin, row["at"] + stop
+            span = row["first"] + begin, row["first"] + stop
             if stop > begin and (span not in of_question or score > of_question[span].score):
                 of_question[span] = Answer(row["text_b"][begin:stop], span[0], score)
     return [

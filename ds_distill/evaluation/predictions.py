@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.special import expit, logsumexp, softmax
 from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import IOB2, Entities
 
-from ds_distill.data.words import Words
+from ds_distill.data.columns import flat_lists
 from ds_distill.errors import UserError
 from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.classes import bin_of
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, are_entities, entity_types, type_of
+
+if TYPE_CHECKING:
+    from ds_distill.data.batches import Units
 
 DENSE_CLASSES = 100
 """With more classes a report has the confusion matrix's counts that are not 0 alone."""
@@ -281,32 +284,32 @@ class TagPredictions(Predictions):
     """float [R, C]. Those of words that do not count are not read."""
     labels: np.ndarray
     """int64 [R], 0 or more."""
-    words: Words
+    offsets: np.ndarray
+    """int64 [N + 1]: the first word of each list, and R."""
+    counted: np.ndarray
+    """bool [R], see `Units`."""
     tags: Sequence[str]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        words = {"offsets": self.words.offsets, "counted": self.words.counted}
-        return {"logits": self.logits, "labels": self.labels, **words}
+        return {name: of for name, of in super().arrays().items() if name != "tags"}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
-        words = Words(arrays["offsets"], arrays["counted"])
-        return cls(arrays["logits"], arrays["labels"], words, list(labels))
+        return cls(**arrays, tags=list(labels))
 
     def __len__(self) -> int:
         """N: examples are resampled whole, because the words of one are not independent."""
-        return len(self.words)
+        return len(self.offsets) - 1
 
     def numbers(self) -> dict[str, int]:
-        without_token = int((~self.words.counted).sum())
+        without_token = int((~self.counted).sum())
         words = {"words": len(self.labels), "words_without_token": without_token}
         return {"examples": len(self), **words}
 
     def details(self, names: Sequence[str]) -> dict[str, Any]:
         """Confidence is of the words that count."""
-        counted = self.words.counted
-        right = (self.predicted == self.labels)[counted]
-        bins = reliability(self.confidence[counted], right)
+        right = (self.predicted == self.labels)[self.counted]
+        bins = reliability(self.confidence[self.counted], right)
         return {**super().details(names), "reliability": bins}
 
     @cached_property
@@ -314,13 +317,18 @@ class TagPredictions(Predictions):
         """int64 [R]: the tag with the largest logit. A word that does not count is predicted O; -1
         where there is no such tag."""
         otherwise = self.tags.index(OUTSIDE) if OUTSIDE in self.tags else -1
-        return np.where(self.words.counted, self.logits.argmax(axis=1), otherwise)
+        return np.where(self.counted, self.logits.argmax(axis=1), otherwise)
 
     @cached_property
     def confidence(self) -> np.ndarray:
         """float64 [R]: the probability of that tag; 1 of a word that does not count."""
         likeliest = softmax(self.logits.astype(np.float64), axis=1).max(axis=1)
-        return np.where(self.words.counted, likeliest, 1.0)
+        return np.where(self.counted, likeliest, 1.0)
+
+    @property
+    def examples(self) -> np.ndarray:
+        """int64 [R]: the example of each word."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @cached_property
     def types(self) -> list[str]:
@@ -330,7 +338,7 @@ class TagPredictions(Predictions):
     def of_examples(self, values: np.ndarray) -> np.ndarray:
         """The sums of the words' values, [R] or [R, K], over each example: float64 [N, ...]."""
         summed = np.zeros((len(self), *values.shape[1:]))
-        np.add.at(summed, self.words.examples, values)
+        np.add.at(summed, self.examples, values)
         return summed
 
     def right_counts(self) -> np.ndarray:
@@ -363,7 +371,7 @@ class TagPredictions(Predictions):
 
     def _entities(self, tags: np.ndarray, strict: bool) -> list[set[Entity]]:
         names = np.array([*self.tags, OUTSIDE], dtype=object)[tags]  # -1 is the last one
-        of_examples = np.split(names, self.words.offsets[1:-1])
+        of_examples = np.split(names, self.offsets[1:-1])
         return entities([tags.tolist() for tags in of_examples], strict=strict)
 
     def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
@@ -391,7 +399,7 @@ class SpanPredictions(TagPredictions):
     A predicted span is a run of such words, from the first one's first character to the last one's
     last. A word that counts in no window is predicted to be in none."""
 
-    spans_of_words: np.ndarray
+    spans: np.ndarray
     """int64 [R, 2]: first character and end of each word, in its context."""
     answers: np.ndarray
     """int64 [A, 3]: the right answers: question, first character, end. They may overlap."""
@@ -399,27 +407,24 @@ class SpanPredictions(TagPredictions):
     """In which the contexts were read."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        own = {"spans": self.spans_of_words, "answers": self.answers}
-        return {**super().arrays(), **own, "windows": np.array([self.windows])}
+        return {**super().arrays(), "windows": np.array([self.windows])}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
-        words = Words(arrays["offsets"], arrays["counted"])
-        own = arrays["spans"], arrays["answers"], arrays["windows"].item()
-        return cls(arrays["logits"], arrays["labels"], words, list(labels), *own)
+        return super().of_arrays({**arrays, "windows": arrays["windows"].item()}, labels)
 
     def numbers(self) -> dict[str, int]:
         return {**super().numbers(), "windows": self.windows}
 
     @cached_property
-    def spans(self) -> np.ndarray:
+    def predicted_spans(self) -> np.ndarray:
         """What is predicted: question, first character, end: int64 [P, 3], in their order."""
         rows = np.flatnonzero(self.predicted == self.tags.index(IN_SPAN))
-        question = self.words.examples[rows]
+        question = self.examples[rows]
         goes_on = (np.diff(question) == 0) & (np.diff(rows) == 1)
         begins = np.concatenate([[True], ~goes_on])[: len(rows)]
         ends = np.concatenate([~goes_on, [True]])[-len(rows) :] if len(rows) else begins
-        characters = self.spans_of_words[rows]
+        characters = self.spans[rows]
         return np.stack([question[begins], characters[begins, 0], characters[ends, 1]], axis=1)
 
     @cached_property
@@ -432,10 +437,12 @@ class SpanPredictions(TagPredictions):
         """How many characters of each context are right (in an answer and in a predicted span),
         predicted, there: float64 [Q, 3]. A character counts once, however many spans it is in."""
         lengths = np.zeros(len(self), dtype=np.int64)
-        for spans in (self.spans, self.right_spans):
+        for spans in (self.predicted_spans, self.right_spans):
             np.maximum.at(lengths, spans[:, 0], spans[:, 2])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        predicted, there = (_covered(spans, offsets) for spans in (self.spans, self.right_spans))
+        predicted, there = (
+            _covered(spans, offsets) for spans in (self.predicted_spans, self.right_spans)
+        )
         of_question = np.repeat(np.arange(len(self)), lengths)
         return np.stack(
             [
@@ -449,7 +456,9 @@ class SpanPredictions(TagPredictions):
     def span_counts(self) -> np.ndarray:
         """How many spans of each context are right, predicted, there: float64 [Q, 3]. Right are
         those whose both ends are."""
-        predicted, there = ({*map(tuple, s.tolist())} for s in (self.spans, self.right_spans))
+        predicted, there = (
+            {*map(tuple, s.tolist())} for s in (self.predicted_spans, self.right_spans)
+        )
         counts = np.zeros((len(self), 3))
         for sort, some in enumerate((predicted & there, predicted, there)):
             for question, _, _ in some:
@@ -472,20 +481,32 @@ def _covered(spans: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return steps.cumsum()[:-1] > 0
 
 
-def word_predictions(
-    logits: np.ndarray, labels: np.ndarray, words: Words, tags: Sequence[str]
-) -> TagPredictions:
+def word_predictions(logits: np.ndarray, units: Units, tags: Sequence[str]) -> TagPredictions:
     """What is predicted of texts, or of contexts of questions, by the rows of their windows.
 
-    logits: float [R, C]; labels: int64 [R], 0 or more; words: of the windows.
+    logits: float [R, C]; units: all windows of each, which have labels.
     """
-    own, whole = words.whole()
-    if whole.spans is None or whole.answers is None or whole.answer_offsets is None:
-        return TagPredictions(logits[own], labels[own], whole, tags)
-    question = np.repeat(np.arange(len(whole)), np.diff(whole.answer_offsets))
-    answers = np.column_stack([question, whole.answers])
-    of_contexts = whole.spans, answers, len(words)
-    return SpanPredictions(logits[own], labels[own], whole, tags, *of_contexts)
+    rows, offsets = units.whole()
+    every = logits[rows], units.labels[rows], offsets, units.counted[rows], tags
+    if not units.has_answers:
+        return TagPredictions(*every)
+    answers, begins, spans = span_columns(units)
+    question = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+    return SpanPredictions(*every, spans, np.column_stack([question, answers]), len(units))
+
+
+def span_columns(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the windows of T contexts: first character and end of the right answers, int64 [A, 2]; the
+    number of each context's first one, and A: int64 [T + 1]; and of each word, int64 [W, 2]."""
+    stored, firsts = units.stored(), np.flatnonzero(units.is_first)
+
+    def characters(starts: str, ends: str) -> np.ndarray:
+        both = [flat_lists(stored, name)[1] for name in (starts, ends)]
+        return np.stack(both, axis=1).astype(np.int64)
+
+    begins = flat_lists(stored, "answer_starts")[0][[*firsts, -1]]
+    spans = characters("starts", "ends")[units.whole()[0]]
+    return characters("answer_starts", "answer_ends"), begins, spans
 
 
 def class_log_shares(labels: np.ndarray, classes: int) -> np.ndarray:

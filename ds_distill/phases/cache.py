@@ -29,7 +29,7 @@ from ds_distill.caching.build import (
 from ds_distill.caching.cached_signals import cache_folder, fingerprint
 from ds_distill.caching.codecs import codec_json
 from ds_distill.caching.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
@@ -102,7 +102,7 @@ def _join(
     run: Run,
     path: Path,
     references: list[ModelReference],
-    splits: list[tuple[Examples, Collator]],
+    splits: list[tuple[Units, Collator]],
 ) -> tuple[Build, list[Missing], int]:
     """Begin a build of what the cache lacks, or join the one that goes on. Other processes may
     begin and finish builds at any time: all ranks look again until they have seen the same.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.errors import UserError, located
 from ds_distill.evaluation.prediction_files import SavedPredictions, examples_mark
 from ds_distill.evaluation.scores import comparisons, difference
@@ -161,7 +161,7 @@ class _Judged:
     """Models that were asked of the same examples."""
 
     kind: TaskKind[Any, Any]
-    examples: Examples
+    examples: Units
     predictions: dict[str, Any]
     """By model, as the task's kind makes them; of the constant answer as BASELINE."""
     groups: np.ndarray
@@ -225,9 +225,7 @@ def _each_where_it_knows(
     return found
 
 
-def _mark(
-    run: Run, examples: Examples, counted: np.ndarray, references: list[ModelReference]
-) -> str:
+def _mark(run: Run, examples: Units, counted: np.ndarray, references: list[ModelReference]) -> str:
     """See `examples_mark`. Where models predict tokens, their vocabulary says which."""
     about: list[Any] = [run.task.type, run.labels, run.kind.fingerprint(None)]
     if TASKS[run.task.type].needs.same_tokens:
@@ -235,7 +233,7 @@ def _mark(
     if (words := run.kind.scored_words(examples)) is not None:
         about.append(words)
     judged = examples.at(np.flatnonzero(counted))
-    return examples_mark(judged.keys.numpy(), judged.labels, about)
+    return examples_mark(judged.keys.numpy(), run.kind.labels_of(judged), about)
 
 
 def _log(

@@ -13,7 +13,7 @@ import torch
 from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.cached_signals import cache_folder, open_cache
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.groups import few_groups, fitting_part
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.open_source import open_source
@@ -94,7 +94,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> ExpertiseRe
     return cast(ExpertiseRecord, record)
 
 
-def _texts(split: str, run: Run, shown: Sequence[Disagreement], examples: Examples) -> list[str]:
+def _texts(split: str, run: Run, shown: Sequence[Disagreement], examples: Units) -> list[str]:
     """Of examples on which teachers disagree, shortened to MOST_CHARACTERS; of a pair both."""
     found = []
     for row in rows_of(run, split, examples.keys[[one.row for one in shown]]):
@@ -108,7 +108,7 @@ def _left_out(
     phase: Expertise,
     signals: Mapping[str, Signals],
     logits: Mapping[str, np.ndarray],
-    examples: Examples,
+    examples: Units,
     run: Run,
 ) -> dict[str, str]:
     """The teachers that the phases after this do without, and why."""
@@ -127,7 +127,7 @@ def _followed(number: int, run: Run) -> list[str]:
 def _compare(
     where: str,
     signals: dict[str, Signals],
-    examples: Examples,
+    examples: Units,
     run: Run,
     kept: int = 0,
     followed: Sequence[str] = (),
@@ -144,7 +144,7 @@ def _compare(
             task_metric=run.task.metric,
             seed=run.recipe.seed,
             group_keys=examples.group_keys,
-            words=examples.words,
+            words=examples if run.task.of_words else None,
             examples=kept,
             followed=followed,
             advance=bar.advance,
@@ -196,7 +196,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
 
 def _fitting_signals(
     phase: Expertise, number: int, run: Run, reader: CacheReader | None
-) -> tuple[Examples, dict[str, Signals]]:
+) -> tuple[Units, dict[str, Signals]]:
     """The examples that may be fitted on, and the teachers' signals on them: from a cache, else by
     running the teachers."""
     examples, names = run.data.examples(phase.split), run.teachers(number)
@@ -210,7 +210,7 @@ def _fitting_signals(
     return examples.at(part), at(signals, torch.from_numpy(examples.rows_of(part)))
 
 
-def _cached(phase: Expertise, teacher: str, examples: Examples, reader: CacheReader) -> Signals:
+def _cached(phase: Expertise, teacher: str, examples: Units, reader: CacheReader) -> Signals:
     found = reader.read(teacher, reader.indices(examples.keys))
     if found.reported is not None and not found.reported.all():
         lacks = len(examples.of_rows[~found.reported].unique())

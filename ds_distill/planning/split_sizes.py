@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import chosen_examples
 from ds_distill.data.tokenizer import example_lengths, load_tokenizer
@@ -50,7 +50,7 @@ def count_chosen(recipe: Recipe, name: str, phase: FineTune, labels: list[str]) 
                 "take focus out."
             )
     source = open_source(recipe.task_of(phase), data_folder=recipe.data_folder)
-    return len(chosen_examples(phase, Examples.of(source.read(phase.split)), labels))
+    return len(chosen_examples(phase, Units.of(source.read(phase.split)), labels))
 
 
 def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:

@@ -6,7 +6,7 @@ answer to a question.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import BatchEncoding, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from ds_distill.data.groups import MARKS
-from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, tokens_fingerprint
-from ds_distill.data.windows import Windows, WordCutter, question_windows
+from ds_distill.data.batches import Units
+from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
+from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.data.words import texts_of, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.evaluation.predictions import entities
-from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, longest_input
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.labels import class_names
@@ -75,8 +75,6 @@ class Predictor(ABC):
         model = load_model(self.head, reference, self.labels or None, new_head=False).eval()
         self._model = model.to("cuda" if torch.cuda.is_available() else "cpu")
         check_vocabulary(reference, config, self.tokenizer)
-        if self.tokenizer.pad_token_id is None:  # id 0 stands there in training, too
-            self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(0)
         self.columns = (*columns_of(config), *self.columns)
 
     @abstractmethod
@@ -84,15 +82,13 @@ class Predictor(ABC):
         """Of each text `predicted`, and more."""
 
     def _batches(
-        self, inputs: Mapping[str, Sequence[Sequence[int]]], batch_size: int
-    ) -> Iterator[tuple[np.ndarray, BatchEncoding]]:
-        """Padded batches of inputs of like length: the numbers of their rows, and tensors."""
-        order = np.argsort([len(ids) for ids in inputs["input_ids"]], kind="stable")
-        names = [name for name in self.tokenizer.model_input_names if name in inputs]
+        self, table: TokenTable, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, PaddedView]]:
+        """Batches of units of like length: their numbers, and what the model reads."""
+        order = np.argsort(table.lengths, kind="stable")
         for start in range(0, len(order), batch_size):
             these = order[start : start + batch_size]
-            rows = {name: [inputs[name][number] for number in these] for name in names}
-            yield these, self.tokenizer.pad(rows, return_tensors="pt").to(self._model.device)
+            yield these, table.view(these).to(self._model.device)
 
 
 class Classifier(Predictor):
@@ -114,15 +110,17 @@ class Classifier(Predictor):
         seconds = [text[1] for text in texts if not isinstance(text, str)]
         if seconds and len(seconds) < len(texts):
             raise UserError("some texts are pairs and others are not: give one kind at a time.")
-        encoded = self.tokenizer(
-            firsts, seconds or None, truncation=True, max_length=self.max_length
+        examples = datasets.Dataset.from_dict(
+            {"text": firsts, **({"text_b": seconds} if seconds else {})}
         )
-        full = [at for at, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
+        tokens = tokenise(examples, self.tokenizer, self.max_length)
+        table = TokenTable(tokens, self.tokenizer)
+        full = np.flatnonzero(table.lengths == self.max_length)
         self.cut += self._longer(
             [firsts[at] for at in full], [seconds[at] for at in full if seconds]
         )
-        for these, inputs in self._batches(encoded, batch_size):
-            logits = self._model(**inputs).logits.float().cpu()
+        for these, view in self._batches(table, batch_size):
+            logits = self._model(**view.model_inputs()).logits.float().cpu()
             found[torch.from_numpy(these)] = finite(self._model, logits)
         return found
 
@@ -182,15 +180,21 @@ class Tagger(Predictor):
                 if self.answers_questions
                 else "this model tags single texts: give no pairs."
             )
+        if not texts:
+            return []
         spans = [[] if isinstance(text, list) else words_of(text) for text in contents]
-        words = [
-            text if isinstance(text, list) else texts_of(text, of_text)
-            for text, of_text in zip(contents, spans, strict=True)
-        ]
+        columns: dict[str, list[Any]] = {"text": questions, "text_b": contents}
+        columns["answers"] = [None] * len(texts)
+        if not self.answers_questions:
+            words = [
+                text if isinstance(text, list) else texts_of(text, of_text)
+                for text, of_text in zip(contents, spans, strict=True)
+            ]
+            columns = {"words": words, "label": [[-1] * len(of_text) for of_text in words]}
         found = []
-        tagged = self._tag(words, questions, batch_size)
+        tagged = self._tag(datasets.Dataset.from_dict(columns), batch_size)
         for text, of_text, (tags, shares) in zip(contents, spans, tagged, strict=True):
-            predicted: list[Any] = list(tags)
+            predicted: list[Any] = tags
             if isinstance(text, str):
                 predicted = self._found(text, of_text, tags, shares)
             if self.answers_questions:
@@ -200,30 +204,24 @@ class Tagger(Predictor):
 
     @torch.no_grad()
     def _tag(
-        self, texts: list[list[str]], questions: Sequence[str | None], batch_size: int
-    ) -> list[tuple[list[str | None], np.ndarray]]:
-        """Each text's tags, and their probabilities."""
-        names = [*self.labels, OUTSIDE if OUTSIDE in self.labels else None]
-        found = [np.full(len(words), len(self.labels)) for words in texts]
-        shares = [np.ones(len(words)) for words in texts]
-        windows, of = self._windows(texts, questions), tokens_fingerprint(self.tokenizer)
-        inputs = {"input_ids": [row[f"{of}:input_ids"].tolist() for row in windows]}
-        if self.answers_questions:
-            inputs["token_type_ids"] = [row[f"{of}:token_type_ids"].tolist() for row in windows]
-        for these, batch in self._batches(inputs, batch_size):
-            logits = finite(self._model, self._model(**batch).logits.float().cpu())
-            for number, of_tokens in zip(these, logits, strict=True):
-                row = windows[number]
-                own = slice(row["first"], row["first"] + len(row["words"]))
-                here = row["owned"] & row["counted"]
-                first = torch.from_numpy(row[f"{of}:first_tokens"][here]).long()
-                likeliest = of_tokens[first].softmax(dim=1).max(dim=1)
-                found[row["number"]][own][here] = likeliest.indices.numpy()
-                shares[row["number"]][own][here] = likeliest.values.numpy()
-        return [
-            ([names[number] for number in numbers], of_text)
-            for numbers, of_text in zip(found, shares, strict=True)
-        ]
+        self, examples: datasets.Dataset, batch_size: int
+    ) -> Iterator[tuple[list[str | None], np.ndarray]]:
+        """Each example's tags, and their probabilities; see `word_windows`."""
+        split = word_windows(examples, [self.tokenizer], self.max_length)
+        units, table = Units.of(split), TokenTable(split, self.tokenizer)
+        found = torch.empty(len(units.labels), len(self.labels))
+        for these, view in self._batches(table, batch_size):
+            logits = finite(self._model, self._model(**view.model_inputs()).logits.float().cpu())
+            assert view.positions is not None
+            of_these = torch.from_numpy(units.rows_of(these))
+            found[of_these] = logits.flatten(0, 1)[view.positions.cpu()]
+        shares, numbers = (each.numpy() for each in found.softmax(dim=1).max(dim=1))
+        names = np.array([*self.labels, OUTSIDE if OUTSIDE in self.labels else None], dtype=object)
+        tags = names[np.where(units.counted, numbers, -1)]
+        rows, offsets = units.whole()
+        shares = np.where(units.counted, shares.astype(np.float64), 1.0)
+        for own in np.split(rows, offsets[1:-1]):
+            yield tags[own].tolist(), shares[own]
 
     def _found(
         self,
@@ -249,18 +247,6 @@ class Tagger(Predictor):
             for kind, first, last in sorted(found, key=lambda entity: entity[1])
         ]
 
-    def _windows(
-        self, texts: list[list[str]], questions: Sequence[str | None]
-    ) -> list[dict[str, Any]]:
-        """Windows of at most `max_length` tokens that cover each text; see `WordCutter`."""
-        cutter = WordCutter([self.tokenizer], self.max_length, pairs=self.answers_questions)
-        numbers = [number for number, words in enumerate(texts) if words]
-        asked = None
-        if self.answers_questions:
-            every = [str(questions[number]) for number in numbers]
-            asked = [texts_of(question, words_of(question)) for question in every]
-        return [*cutter.windows([texts[number] for number in numbers], numbers, asked)]
-
 
 class Answerer(Predictor):
     """A model for extractive QA, which reads long contexts in windows."""
@@ -284,12 +270,10 @@ class Answerer(Predictor):
         the sum of the logits of start and end. Of a context without a token: "" and none."""
         if not texts:
             return []
-        windows, of = self._windows(texts), tokens_fingerprint(self.tokenizer)
-        inputs = {n: windows.table[f"{of}:{n}"][:] for n in ("input_ids", "token_type_ids")}
-        spans = np.empty((len(windows.table), BEST, 3), dtype=np.float32)
-        for these, batch in self._batches(inputs, batch_size):
-            candidates = torch.from_numpy(windows.at(these).candidates)
-            view = PaddedView(**batch, candidates=candidates).to(self._model.device)
+        split = self._windows(texts)
+        units, table = Units.of(split), TokenTable(split, self.tokenizer)
+        spans = np.empty((len(units), BEST, 3), dtype=np.float32)
+        for these, view in self._batches(table, batch_size):
             logits = finite(self._model, read_signals(self._model, view).logits)
             spans[these] = best_spans(logits, self.max_answer_length).cpu().numpy()
         return [
@@ -305,20 +289,15 @@ class Answerer(Predictor):
                     for answer in answers[:ANSWERS]
                 ],
             }
-            for answers in ranked_answers(spans, windows)
+            for answers in ranked_answers(spans, units)
         ]
 
-    def _windows(self, pairs: Sequence[tuple[str, str]]) -> Windows:
+    def _windows(self, pairs: Sequence[tuple[str, str]]) -> datasets.Dataset:
         """See `question_windows`."""
-        questions, contexts = [list(texts) for texts in zip(*pairs, strict=True)]
-        columns = {
-            "text": questions,
-            "text_b": contexts,
-            "answers": [None] * len(pairs),
-            **dict.fromkeys(MARKS, content_keys(questions, contexts)[:, 0]),
-        }
+        questions, contexts = map(list, zip(*pairs, strict=True))
+        columns = {"text": questions, "text_b": contexts, "answers": [None] * len(pairs)}
         examples = datasets.Dataset.from_dict(columns)
-        return Windows.of(question_windows(examples, self.tokenizer, self.max_length, self.overlap))
+        return question_windows(examples, self.tokenizer, self.max_length, self.overlap)
 
 
 def load_predictor(model: str | Path) -> Predictor:

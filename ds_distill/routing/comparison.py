@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
+from ds_distill.data.batches import Units
 from ds_distill.data.labels import is_labelled
-from ds_distill.data.words import Words
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
@@ -218,7 +218,7 @@ def compare(
     task_metric: MetricSettings | None = None,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
-    words: Words | None = None,
+    words: Units | None = None,
     examples: int = 0,
     followed: Sequence[str] = (),
     advance: Callable[[], None] = lambda: None,
@@ -231,8 +231,8 @@ def compare(
     task_metric: where None accuracy; micro F1 of many labels, entity F1 of words, or of words of
         contexts character F1.
     group_keys: int64 [N, 2], by which folds are made; the keys, where None.
-    words: where the examples are lists of words: signals and truth are of all R words, and
-        intervals are over the examples; of windows over the texts, or the questions.
+    words: where examples are lists of words: of the N windows, of whose R words signals and truth
+        are; intervals are over the texts, or the questions.
     examples: how many disagreements of teachers to keep, where each example has one class.
     followed: policies that students are to follow.
     advance: called before each fold's fit; of many labels for each.
@@ -283,7 +283,7 @@ class _Rows:
 
     truth: np.ndarray
     """Of all R; see `compare`."""
-    words: Words | None
+    words: Units | None
     labels: Sequence[str]
     which: np.ndarray
     """bool [R]: whose label is known, of words those that count."""
@@ -299,7 +299,7 @@ class _Rows:
         truth: np.ndarray,
         keys: torch.Tensor,
         group_keys: torch.Tensor,
-        words: Words | None,
+        words: Units | None,
         labels: Sequence[str],
     ) -> _Rows:
         """Arguments as of `compare`."""
@@ -308,8 +308,7 @@ class _Rows:
             groups = groups[which]
         else:
             assert which.all(), "all words have tags"
-            groups = groups[words.firsts]
-            owner = torch.from_numpy(words.examples)
+            groups, owner = groups[words.is_first], words.of_rows
             keys, group_keys, which = keys[owner], group_keys[owner], words.counted
         known = torch.from_numpy(which)
         return _Rows(truth, words, labels, which, keys[known], group_keys[known], groups)
@@ -340,7 +339,7 @@ class _Rows:
             return kind(logits, self.truth[self.which])
         every = np.zeros((len(self.truth), logits.shape[1]), dtype=logits.dtype)
         every[self.which] = logits
-        return word_predictions(every, self.truth, self.words, self.labels)
+        return word_predictions(every, self.words, self.labels)
 
     def followed(self, target: Target, teachers: Sequence[str]) -> dict[str, dict[str, float]]:
         """See `followed_by_class`."""
@@ -388,10 +387,10 @@ _DEFAULT_METRICS: dict[Over, MetricSettings] = {
 }
 
 
-def _over(words: Words | None, *, many: bool) -> Over:
+def _over(words: Units | None, *, many: bool) -> Over:
     if words is None:
         return "labels" if many else "classes"
-    return "words" if words.answers is None else "characters"
+    return "characters" if words.has_answers else "words"
 
 
 def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = BASELINE) -> str:

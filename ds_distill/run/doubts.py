@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.groups import CHOOSING_SPLIT, few_groups
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.errors import UserError
@@ -57,7 +57,7 @@ def score_of_signals(
     split: str,
     references: Sequence[ModelReference],
     predictions: Mapping[str, Any],
-    examples: Examples,
+    examples: Units,
 ) -> None:
     """Take as scores what a phase has predicted on labelled examples, of teachers that have none.
 
@@ -119,7 +119,7 @@ def _keep(
     split: str,
     references: Sequence[ModelReference],
     predictions: Mapping[str, Any],
-    examples: Examples,
+    examples: Units,
 ) -> None:
     """Add scores to those of the run, and log them."""
     new = []
@@ -168,7 +168,7 @@ def _doubt(
     reference: ModelReference,
     split: str,
     predictions: Any,
-    examples: Examples,
+    examples: Units,
     classes: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Of a doubtful teacher the `doubt`, and whether it `teaches_nothing`; see
@@ -236,7 +236,7 @@ def warn_of_teachers(
     split: str,
     references: Iterable[ModelReference],
     predictions: Mapping[str, Any],
-    examples: Examples,
+    examples: Units,
     role: str = "teacher",
 ) -> list[str]:
     """Log and return a line for each doubtful teacher that was not doubted when it was scored.

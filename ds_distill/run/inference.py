@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import numel_of, sharded_loading
@@ -31,7 +31,7 @@ from ds_distill.types import Batch, Signals
 
 def predict_split(
     run: Run, references: list[ModelReference], split: str, layers: Sequence[int]
-) -> tuple[Examples, dict[str, Signals]]:
+) -> tuple[Units, dict[str, Signals]]:
     """Signals of teachers for a whole split, in the dtype of the recipe's DeepSpeed config: logits
     float32 [N, C], of partial teachers [N, K], and the states of `layers`. Raises UserError where
     logits are not finite."""
@@ -75,7 +75,7 @@ def predictions_of(
 
 def inference_collator(
     run: Run,
-    examples: Examples,
+    examples: Units,
     split: str,
     references: list[ModelReference],
     *,
@@ -159,9 +159,7 @@ def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserErr
     )
 
 
-def check_finite(
-    run: Run, model: str, split: str, examples: Examples, finite: torch.Tensor
-) -> None:
+def check_finite(run: Run, model: str, split: str, examples: Units, finite: torch.Tensor) -> None:
     """Raises UserError where a model's outputs for a split are not finite.
 
     finite: bool [R], by row.
@@ -208,7 +206,7 @@ def rows_of(run: Run, split: str, keys: torch.Tensor) -> list[dict[str, Any] | N
     keys: int64 [n, 2].
     """
     table = run.data.table(split)
-    every = enumerate(map(tuple, Examples.of(table).keys.tolist()))
+    every = enumerate(map(tuple, Units.of(table).keys.tolist()))
     numbers = {key: number for number, key in reversed([*every])}
     found = (numbers.get(tuple(key)) for key in keys.tolist())
     return [None if number is None else table[number] for number in found]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.batches import CachedSignals, Collator, Units
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.config import deepspeed_config
@@ -84,7 +84,7 @@ class Run:
 
     def collator(
         self,
-        examples: Examples,
+        examples: Units,
         tables: Mapping[str, TokenTable],
         references: Sequence[ModelReference],
         cached: CachedSignals | None = None,
@@ -156,13 +156,13 @@ class Run:
         config = load_config(model, given.revision)
         return label_map(model, config, self.task, self.labels, given.labels)
 
-    def knows(self, teacher: ModelReference, examples: Examples) -> np.ndarray:
+    def knows(self, teacher: ModelReference, examples: Units) -> np.ndarray:
         """Of which examples a teacher can be asked: bool [N]. One from a file says something of
         those that stand there; of a text's windows of all, or of none."""
         if teacher.predictions is None:
             return np.ones(len(examples), dtype=bool)
         there = self.data.predictions(teacher.predictions).find(examples.keys.numpy()) >= 0
-        return there if examples.words is None else examples.words.of_whole_texts(there)
+        return examples.of_whole_examples(there)
 
     def _tags_of(self, model: str, head: str) -> LabelMap | None:
         """Which tags of a model that was trained on another task of words are this task's."""

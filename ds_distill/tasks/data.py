@@ -8,13 +8,15 @@ from pathlib import Path
 
 import datasets
 import torch
+import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
+from ds_distill.data.columns import example_keys, labels_of
 from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
-from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenise import VERSION, TokenTable, tokenise
 from ds_distill.data.tokenizer import (
     load_tokenizer,
     token_count,
@@ -24,11 +26,13 @@ from ds_distill.data.tokenizer import (
 from ds_distill.engine.predict import Bar
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
+from ds_distill.files import write_json
 from ds_distill.models.configuration import load_config
 from ds_distill.models.reference import ModelReference
 from ds_distill.process.activity import counted_by
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tasks import TASKS
+from ds_distill.records import read_object
 
 Tokenizers = Callable[[], list[PreTrainedTokenizerBase]]
 """Gives those of all models, each once."""
@@ -48,7 +52,7 @@ class TaskData:
         world: World,
         *,
         prepare: Prepare,
-        labelled: Callable[[Examples], Examples],
+        labelled: Callable[[Units], Units],
         models: Callable[[], Iterable[ModelReference]],
         bar: Callable[[str, int], AbstractContextManager[Bar]],
     ) -> None:
@@ -67,6 +71,8 @@ class TaskData:
             split for split in dict.fromkeys([*used, CHOOSING_SPLIT]) if self.has_split(split)
         ]
         self._predictions: dict[Path, FilePredictions] = {}
+        self._cuts = self._task.cuts
+        self._splits: dict[str, datasets.Dataset] = {}
         self._tables: dict[tuple[str, str], TokenTable] = {}
         self._tokenizers: dict[tuple[str, str | None], PreTrainedTokenizerBase] = {}
 
@@ -75,46 +81,53 @@ class TaskData:
     def has_split(self, split: str) -> bool:
         return split in self.source.splits
 
-    def _examples_file(self, split: str) -> Path:
-        """A split's examples on disk, read once by the main process."""
-        file = self.folder / split / "examples.arrow"
-        if self._world.is_main and not file.is_file():
+    def table(self, split: str) -> datasets.Dataset:
+        """A split's units as they are stored, where they have been made: windows are in a file,
+        texts where the source has them."""
+        if split not in self._splits:
+            file = self._file(split)
+            found = self.source.read(split) if self._cuts else datasets.Dataset.from_file(str(file))
+            if self._cuts and self._world.is_main:
+                check_same(found, split, file)
+            self._splits[split] = found
+        return self._splits[split]
+
+    def _file(self, split: str) -> Path:
+        return self.folder / split / ("examples.json" if self._cuts else f"units-{VERSION}.arrow")
+
+    def _made(self, split: str) -> datasets.Dataset:
+        """The same, made once by the main process. Every rank must call this."""
+        if self._world.is_main and self._cuts:
+            self.table(split)
+        elif self._world.is_main and not self._file(split).is_file():
             given = self.source.read(split)
             with self._bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
-                self._prepare(given, self._tokenizers_of_all, file)
+                self._prepare(given, self._tokenizers_of_all, self._file(split))
         self._world.barrier()
-        return file
-
-    def table(self, split: str) -> datasets.Dataset:
-        """A split's examples as `TaskKind.prepare` has made them, where they have been read."""
-        return datasets.Dataset.from_file(str(self.folder / split / "examples.arrow"))
+        return self.table(split)
 
     def texts(self, split: str) -> Iterable[str]:
         """All texts of a split, to be gone through any number of times. Every rank must call
         this."""
-        saved = datasets.Dataset.from_file(str(self._examples_file(split)))
-        parts = [
-            saved.select_columns(name) for name in ("text", "text_b") if name in saved.features
-        ]
-        alike = [part.rename_columns({name: "text" for name in part.features}) for part in parts]
-        found: Iterable[str] = datasets.concatenate_datasets(alike)["text"]
+        stored = self._made(split)
+        names = [name for name in ("text", "text_b") if name in stored.features]
+        parts = [stored.select_columns(name).rename_columns({name: "text"}) for name in names]
+        found: Iterable[str] = datasets.concatenate_datasets(parts)["text"]
         return found
 
     def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
         """See `Source.locations`; keys: int64 [n, 2]."""
         return self.source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
 
-    def examples(self, split: str) -> Examples:
-        """Keys and labels of a split. Every rank must call this."""
-        file = self._examples_file(split)
-        return self._labelled(Examples.of(datasets.Dataset.from_file(str(file))))
+    def examples(self, split: str) -> Units:
+        """A split's units. Every rank must call this."""
+        return self._labelled(Units.of(self._made(split)))
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table, and those
         that take other inputs with the same tokens its file. Where a row is the same token for all
         models, the tokens are those of `largest_vocabulary`. Every rank must call this."""
-        file, references = self._examples_file(split), [*references]
-        there = {*datasets.Dataset.from_file(str(file)).column_names}
+        units, references = self._made(split), [*references]
         largest = (
             self.largest_vocabulary(references)
             if TASKS[self._task.type].needs.same_tokens
@@ -127,23 +140,24 @@ class TaskData:
             tokens = tokens_fingerprint(cuts)
             fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
             if (split, fingerprint) not in self._tables:
-                found = file
-                if f"{tokens}:input_ids" not in there:
-                    found = file.with_name(f"tokens-{tokens}.arrow")
-                    self._tokenise(split, reference, cuts, found)
-                self._tables[split, fingerprint] = TokenTable(found, tokenizer, tokens)
+                stored = units
+                if f"{tokens}:input_ids" not in units.column_names:
+                    stored = self._tokenised(split, reference, cuts)
+                self._tables[split, fingerprint] = TokenTable(stored, tokenizer, tokens)
             tables[reference.name] = self._tables[split, fingerprint]
         return tables
 
-    def _tokenise(
-        self, split: str, reference: ModelReference, cuts: PreTrainedTokenizerBase, file: Path
-    ) -> None:
+    def _tokenised(
+        self, split: str, reference: ModelReference, cuts: PreTrainedTokenizerBase
+    ) -> datasets.Dataset:
+        file = self.folder / split / f"tokens-{VERSION}-{tokens_fingerprint(cuts)}.arrow"
         if self._world.is_main and not file.is_file():
-            examples = self.table(split)
+            units = self.table(split)
             label = f"tokenises {split} for {reference.name}"
-            with self._bar(label, len(examples)) as bar, counted_by(bar.advance):
-                tokenise(examples, cuts, self._task.max_length, file)
+            with self._bar(label, len(units)) as bar, counted_by(bar.advance):
+                tokenise(units, cuts, self._task.max_length, file)
         self._world.barrier()
+        return datasets.Dataset.from_file(str(file))
 
     def predictions(self, path: Path) -> FilePredictions:
         """What a teacher's file has of the task's examples. Every rank must call this. Raises as
@@ -151,8 +165,7 @@ class TaskData:
         if path not in self._predictions:
             found = open_predictions(path, self.source, self._used)
             if self._task.of_words:
-                files = map(self._examples_file, self._used)
-                found = found.with_windows(datasets.Dataset.from_file(str(one)) for one in files)
+                found = found.with_windows(map(self._made, self._used))
             self._predictions[path] = found
         return self._predictions[path]
 
@@ -214,3 +227,20 @@ class TaskData:
         token. Raises as `largest_vocabulary` does."""
         tokenizer = self.tokenizer(self.largest_vocabulary(references))
         return tokenizer, min(len(tokenizer), *map(self.vocabulary, references))
+
+
+def check_same(units: datasets.Dataset, split: str, file: Path) -> None:
+    """Write which units a split has, or raise UserError where a file says others: what is done of a
+    run goes by their numbers."""
+    digest = xxhash.xxh3_128_hexdigest(
+        example_keys(units).tobytes() + labels_of(units)[0].tobytes()
+    )
+    now = {"examples": len(units), "digest": digest}
+    if not file.is_file():
+        write_json(file, now)
+    elif (then := read_object(file, "Remove it: it is written again.")) != now:
+        raise UserError(
+            f"--resume: split {split} is not what the run began with: {len(units):,} examples, and "
+            f"{then['examples']:,} then, or others of them. Give the data back what they had, or "
+            "start a new run with --folder."
+        )

@@ -15,9 +15,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import Collator, Examples, RowsOf
+from ds_distill.data.batches import Collator, RowsOf, Units, label_rows
 from ds_distill.data.masking import HiddenWordsCollator
-from ds_distill.data.tokenise import TokenTable, saved
+from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.predict import Bar, ModelRunner
 from ds_distill.evaluation.label_order import LabelDoubt, NumberDoubt
 from ds_distill.evaluation.scores import build_metrics, model_report
@@ -46,7 +46,7 @@ class PredictInputs:
     """What a runner's models are asked, and how."""
 
     collate: Collator
-    examples: Examples
+    examples: Units
     models: Sequence[str]
     batch_size: int
     """Examples per rank and forward pass."""
@@ -77,12 +77,12 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def prepare(
         self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
-        """A split's examples as models get them, made of those that the source has and written to
-        a file.
+        """A split's units: the examples that the source has, or where `TaskSettings.cuts` is false
+        windows of them, written to a file.
 
         tokenizers: of all models, each once.
         """
-        return saved(examples, file)
+        return examples
 
     def load(
         self, data: TaskData, model: str, labels: list[str], **options: Any
@@ -95,19 +95,19 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """
         return load_model(TASKS[self.settings.type].heads[0], model, labels or None, **options)
 
-    @abstractmethod
     def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         """What the rows of a batch are.
 
         every_token: see `masked_rows`; `check` refuses terms that want it for others.
         """
+        return label_rows
 
     def label_rows(self, vocabulary: Vocabulary) -> RowsOf:
         """The rows of a training on labels alone."""
         return self.rows(vocabulary, False)
 
-    def examples(self, examples: Examples) -> Examples:
-        """A split's examples with labels in the task's shape."""
+    def examples(self, examples: Units) -> Units:
+        """A split's units with labels in the task's shape."""
         return examples
 
     # --------------------------------------------------------------------------------- caches
@@ -148,7 +148,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def hidden_words(
         self,
         data: TaskData,
-        examples: Examples,
+        examples: Units,
         tables: Mapping[str, TokenTable],
         references: Sequence[ModelReference],
         packed: Collection[str] = (),
@@ -163,20 +163,24 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     @abstractmethod
     def finite(self, predictions: Predictions) -> torch.Tensor:
-        """Whether a model's outputs for each row are finite: bool [R]; see `Examples`."""
+        """Whether a model's outputs for each row are finite: bool [R]; see `Units`."""
 
-    def counted(self, examples: Examples) -> np.ndarray:
+    def counted(self, examples: Units) -> np.ndarray:
         """Which examples metrics count: those that are labelled, once where they are several
         windows; bool [N]."""
         return examples.is_first & examples.labelled
 
-    def scored_words(self, examples: Examples) -> Any:
+    def labels_of(self, examples: Units) -> np.ndarray:
+        """The labels of examples, by which evaluations tell whether they are of the same ones."""
+        return examples.labels
+
+    def scored_words(self, examples: Units) -> Any:
         """Which words of a split are scored, where keys and labels of the examples that count say
         not all: JSON values."""
         return None
 
     @abstractmethod
-    def scored(self, predictions: Predictions, examples: Examples) -> Any:
+    def scored(self, predictions: Predictions, examples: Units) -> Any:
         """Predictions for the examples that count, as the task's metrics read them; see
         `ds_distill.evaluation.predictions`."""
 
@@ -186,7 +190,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     @abstractmethod
     def baseline(
-        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Units, references: list[ModelReference]
     ) -> tuple[Predictions, dict[str, Any]]:
         """What is right without reading a text, as predictions for a split, and its description:
         `answer`, by which `rule`, and the `split` that it comes from. Every rank must call this.
@@ -195,7 +199,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """
 
     def label_doubt(
-        self, predictions: Predictions, examples: Examples, classes: Sequence[int] | None = None
+        self, predictions: Predictions, examples: Units, classes: Sequence[int] | None = None
     ) -> LabelDoubt | NumberDoubt | None:
         """Whether a model's labels may be in another order than the task's, or its numbers on
         another scale.

@@ -14,13 +14,7 @@ import torch
 import xxhash
 from transformers import PreTrainedModel
 
-from ds_distill.data.batches import (
-    Examples,
-    RowsOf,
-    text_rows,
-    word_rows,
-    word_token_rows,
-)
+from ds_distill.data.batches import RowsOf, Units, word_token_rows
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.windows import word_windows
 from ds_distill.engine.predict import ModelRunner, predict_all
@@ -31,6 +25,7 @@ from ds_distill.evaluation.predictions import (
     NumberPredictions,
     TagPredictions,
     class_log_shares,
+    span_columns,
     word_predictions,
 )
 from ds_distill.models.labels import LabelMap
@@ -48,9 +43,6 @@ class LabelledKind(TaskKind[Any, np.ndarray]):
 
     rule: str
     """By which the baseline answers, in words."""
-
-    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
-        return text_rows
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         if label_map is None:
@@ -72,7 +64,7 @@ class LabelledKind(TaskKind[Any, np.ndarray]):
         return torch.from_numpy(np.isfinite(predictions).all(axis=1))
 
     def baseline(
-        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Units, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The constant answer to the labels of train, or where it has none of the evaluated
         examples: no constant is right more often."""
@@ -94,10 +86,9 @@ class LabelledKind(TaskKind[Any, np.ndarray]):
         [C], and in words."""
 
 
-def _known_labels(examples: Examples) -> np.ndarray:
+def _known_labels(examples: Units) -> np.ndarray:
     """Of words that are in several windows one."""
-    own = slice(None) if examples.words is None else examples.words.whole()[0]
-    labels = examples.labels[own]
+    labels = examples.labels[examples.whole()[0]]
     return labels[is_labelled(labels)]
 
 
@@ -115,22 +106,19 @@ class OneLabelKind(LabelledKind):
         return shares, self.labels[int(shares.argmax())]
 
     def label_doubt(
-        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+        self, predictions: np.ndarray, examples: Units, classes: Sequence[int] | None = None
     ) -> LabelDoubt | None:
         labels, known = examples.counted_labels, list(classes or range(len(self.labels)))
         column_of = np.full(len(self.labels) + 1, -1)  # the last is of unlabelled examples
         column_of[known] = np.arange(len(known))
         names = [self.labels[number] for number in known]
         found = label_doubt(predictions[:, known], column_of[labels], names)
-        if (
-            found is None
-            or self.metric.name == Accuracy.name
-            or (classes and examples.words is not None)
-        ):
+        of_some_tags = classes and self.settings.of_words
+        if found is None or self.metric.name == Accuracy.name or of_some_tags:
             return found
         # By the task's metric, too: on the examples of these classes, among which it chooses.
         own = np.where(np.isin(labels, known), labels, -1)
-        judged = examples if examples.words is not None else replace(examples, labels=own)
+        judged = replace(examples, labels=own) if classes else examples
         among = np.full_like(predictions, LACKING)
         among[:, known] = predictions[:, known]
         constant = np.tile(self.constant(own)[0], (len(predictions), 1))
@@ -145,7 +133,7 @@ class OneLabelKind(LabelledKind):
 class SingleLabelKind(OneLabelKind):
     """Each example has one label."""
 
-    def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
+    def scored(self, predictions: np.ndarray, examples: Units) -> ClassPredictions:
         return ClassPredictions.labelled(predictions, examples.labels)
 
 
@@ -175,14 +163,14 @@ class MultiLabelKind(LabelledKind):
         kind = "multi_label_classification"
         return super().load(data, model, labels, problem_type=kind, output_bias=log_odds, **options)
 
-    def examples(self, examples: Examples) -> Examples:
+    def examples(self, examples: Units) -> Units:
         """Labels int64 [N, L], also of a split that has none."""
         if examples.labels.ndim > 1:
             return examples
         unknown = np.full((len(examples), len(self.labels)), -1, dtype=np.int64)
         return replace(examples, labels=unknown)
 
-    def scored(self, predictions: np.ndarray, examples: Examples) -> LabelPredictions:
+    def scored(self, predictions: np.ndarray, examples: Units) -> LabelPredictions:
         known = examples.labelled
         return LabelPredictions(predictions[known], examples.labels[known])
 
@@ -219,7 +207,7 @@ class RegressionKind(LabelledKind):
             data, model, OUTPUT, problem_type="regression", output_bias=mean, **options
         )
 
-    def examples(self, examples: Examples) -> Examples:
+    def examples(self, examples: Units) -> Units:
         """Labels float32 [N], also of a split that has none."""
         if examples.labels.dtype == np.float32:
             return examples
@@ -232,7 +220,7 @@ class RegressionKind(LabelledKind):
         """The number as it is."""
         return {"classes": len(OUTPUT)}
 
-    def scored(self, predictions: np.ndarray, examples: Examples) -> NumberPredictions:
+    def scored(self, predictions: np.ndarray, examples: Units) -> NumberPredictions:
         known = examples.labelled
         numbers = predictions[known, 0].astype(np.float64)
         return NumberPredictions(numbers, examples.labels[known].astype(np.float64))
@@ -243,7 +231,7 @@ class RegressionKind(LabelledKind):
         return np.array([mean]), f"{mean:.4g}"
 
     def label_doubt(
-        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+        self, predictions: np.ndarray, examples: Units, classes: Sequence[int] | None = None
     ) -> NumberDoubt | None:
         scored = self.scored(predictions, examples)
         error = float(np.square(scored.predicted - scored.labels).mean())
@@ -264,42 +252,35 @@ class TokenClassificationKind(OneLabelKind):
     ) -> datasets.Dataset:
         return word_windows(examples, tokenizers(), self.settings.max_length, file)
 
-    def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
-        return word_rows
-
     def label_rows(self, vocabulary: Vocabulary) -> RowsOf:
         every = isinstance(self.settings, TokenClassification) and self.settings.subwords == "all"
-        return word_token_rows if every else word_rows
+        return word_token_rows if every else super().label_rows(vocabulary)
 
     def stored(self, vocabulary: int, codec: Codec, label_map: LabelMap | None) -> dict[str, Any]:
         """A list of rows for each example, one for each word."""
         return {**super().stored(vocabulary, codec, label_map), "mask_variants": 1}
 
-    def scored_words(self, examples: Examples) -> str | None:
+    def scored_words(self, examples: Units) -> str | None:
         """A hash of which words are scored as a model predicts them, where some count as O: other
         models of a recipe, or another length, leave out others."""
-        assert examples.words is not None
-        counted = examples.words.whole()[1].counted
+        counted = examples.counted[examples.whole()[0]]
         return None if counted.all() else xxhash.xxh3_128_hexdigest(counted.tobytes())
 
-    def scored(self, predictions: np.ndarray, examples: Examples) -> TagPredictions:
+    def scored(self, predictions: np.ndarray, examples: Units) -> TagPredictions:
         known, rows = examples.where(examples.labelled)
-        assert known.words is not None
-        return word_predictions(predictions[rows], known.labels, known.words, self.labels)
+        return word_predictions(predictions[rows], known, self.labels)
 
 
 class CharacterSpansKind(TokenClassificationKind):
     """Predictions are logits of all words of all windows of contexts, float32 [R, 2]."""
 
-    def scored_words(self, examples: Examples) -> str | None:
+    def scored_words(self, examples: Units) -> str | None:
         """A hash of the answers in all windows, and of where the words stand."""
-        assert examples.words is not None
-        words = examples.words.whole()[1]
-        arrays = (words.answers, words.answer_offsets, words.spans, words.counted)
-        return xxhash.xxh3_128_hexdigest(b"".join(of.tobytes() for of in arrays if of is not None))
+        arrays = (*span_columns(examples), examples.counted[examples.whole()[0]])
+        return xxhash.xxh3_128_hexdigest(b"".join(of.tobytes() for of in arrays))
 
     def baseline(
-        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Units, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Every word of every context: of what can be said without reading it nothing has a better
         F1, and of the most frequent tag, which finds no span, it is 0."""
@@ -308,7 +289,7 @@ class CharacterSpansKind(TokenClassificationKind):
         return inside, {"answer": IN_SPAN, "rule": "the whole context", "split": split}
 
     def label_doubt(
-        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+        self, predictions: np.ndarray, examples: Units, classes: Sequence[int] | None = None
     ) -> LabelDoubt | None:
         """None: nearly all words are outside, so a model that finds many answers may be right on
         fewer words than one that finds none."""

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import torch
 
-from ds_distill.data.batches import Collator, Examples, RowsOf
+from ds_distill.data.batches import Collator, RowsOf, Units
 from ds_distill.data.masking import HiddenWords, HiddenWordsCollator, Masking, masked_rows
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
@@ -34,9 +34,11 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     def prepare(
         self, examples: datasets.Dataset, tokenizers: Tokenizers, file: Path
     ) -> datasets.Dataset:
-        if self.settings.cuts:
-            return super().prepare(examples, tokenizers, file)
         return split_long(examples, tokenizers(), self.settings.max_length, file)
+
+    def examples(self, examples: Units) -> Units:
+        """A window of a text is an example of its own."""
+        return replace(examples, number=np.arange(len(examples)))
 
     def rows(self, vocabulary: Vocabulary, every_token: bool) -> RowsOf:
         settings = self.settings.masking
@@ -68,7 +70,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     def hidden_words(
         self,
         data: TaskData,
-        examples: Examples,
+        examples: Units,
         tables: Mapping[str, TokenTable],
         references: Sequence[ModelReference],
         packed: Collection[str] = (),
@@ -94,14 +96,14 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     def finite(self, predictions: TokenScores) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions.loss))
 
-    def counted(self, examples: Examples) -> np.ndarray:
+    def counted(self, examples: Units) -> np.ndarray:
         return np.ones(len(examples), dtype=bool)
 
-    def scored(self, predictions: TokenScores, examples: Examples) -> TokenScores:
+    def scored(self, predictions: TokenScores, examples: Units) -> TokenScores:
         return predictions
 
     def baseline(
-        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Units, references: list[ModelReference]
     ) -> tuple[TokenScores, dict[str, Any]]:
         """The training text's frequencies of tokens as a model, on the tokens that are masked for
         the others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.groups import CHOOSING_SPLIT, choosing_part
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, micro_batches_together, zero_stage
@@ -31,7 +31,7 @@ class Validation:
     """The choosing examples of a training, and how to score its student on them."""
 
     counts: dict[str, int]
-    """How many they are; see `Examples.counts`."""
+    """How many they are; see `Units.counts`."""
     metric: MetricClass
     """The task's, which chooses the epoch."""
     score: Callable[[Engine], dict[str, dict[str, float | None]]]
@@ -88,7 +88,7 @@ class Job:
     starts: Mapping[str, ModelReference]
     """Where each student comes from, by its name in the bundle: its tokenizer goes with the
     trained model."""
-    examples: Examples
+    examples: Units
     collate: Collator
     validation: Validation | None
     """None where the data have no validation split."""
@@ -120,7 +120,7 @@ def terms_of(
     settings: TrainingPhase,
     run: Run,
     model: PreTrainedModel,
-    examples: Examples,
+    examples: Units,
     teachers: Iterable[ModelReference] = (),
 ) -> dict[str, Term]:
     """A phase's loss terms.

@@ -22,11 +22,12 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.check.check import check_all
 from ds_distill.data import predictions
 from ds_distill.data import spans as data_spans
+from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
-from ds_distill.data.words import Words, word_keys
+from ds_distill.data.words import word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.file_teacher import FileTeacher
@@ -123,21 +124,20 @@ def test_windows_say_what_their_text_does(tiny_models, tmp_path):
     found = open_predictions(written(tmp_path / "said.jsonl", lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     split = word_windows(source.read("train"), [tokenizer], 10)
-    words = Words.of(split)
-    assert words.text is not None
+    words = Units.of(split)
     in_windows = found.with_windows([split])
     keys = np.stack([np.asarray(split[name][:]) for name in ("key_hi", "key_lo")], axis=1)
     there = in_windows.find(keys) >= 0
-    assert there[words.text < 2].all() and 0 < there[words.text == 2].sum() < 4
-    assert words.of_whole_texts(there).tolist() == (words.text < 2).tolist()
-    begins, of_row = np.asarray(split["first"][:]), words.examples
+    assert there[words.number < 2].all() and 0 < there[words.number == 2].sum() < 4
+    assert words.of_whole_examples(there).tolist() == (words.number < 2).tolist()
+    begins, of_row = np.asarray(split["first"][:]), words.of_rows.numpy()
     signals = FileTeacher(in_windows)(torch.from_numpy(keys[of_row]), torch.from_numpy(of_row))
     assert signals.reported is not None
     assert signals.reported.tolist() == there[of_row].tolist()
-    for window in np.flatnonzero(words.text < 2):
-        rows = words.of_examples(np.array([window]))
+    for window in np.flatnonzero(words.number < 2):
+        rows = words.rows_of(np.array([window]))
         begin = begins[window]
-        wanted = given[words.text[window]][begin : begin + len(rows)]
+        wanted = given[words.number[window]][begin : begin + len(rows)]
         assert np.allclose(signals.logits[rows].numpy(), wanted, atol=1e-6)
     assert (signals.logits[~signals.reported] == 0).all()
 

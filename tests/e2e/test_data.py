@@ -12,7 +12,8 @@ from runs import results, written
 
 
 def examples(folder: Path, split: str) -> datasets.Dataset:
-    return datasets.Dataset.from_file(str(folder / "data" / split / "examples.arrow"))
+    [file] = (folder / "data" / split).glob("units-*.arrow")
+    return datasets.Dataset.from_file(str(file))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -122,8 +121,8 @@ def test_predicting_with_the_run_is_as_in_the_evaluation(finished):
         with pytest.raises(UserError, match="was not trained on this task"):
             next(predict(finished.folder, ["a text"]))
         return
-    examples = datasets.Dataset.from_file(str(finished.folder / "data" / "test" / "examples.arrow"))
-    found = [one["predicted"] for one in predict(finished.folder, list(examples["text"]))]
+    texts = finished.run.data.texts("test")
+    found = [one["predicted"] for one in predict(finished.folder, texts)]
     labels = finished.run.labels
     assert found == [labels[row.argmax()] for row in finished.told["student"]]
 

@@ -33,7 +33,7 @@ CLOCK = (
 )
 """Keys that no two runs have alike."""
 
-BOOKKEEPING = ("environment.json", "data/*/examples/*.json")
+BOOKKEEPING = ("environment.json", "data/*/examples.json")
 """Files that say where and when, or that the datasets library keeps for itself."""
 
 CHECKSUMMED = ("checksum", "index", "shards")

@@ -31,12 +31,10 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.data import tokenise as data_tokenise
 from ds_distill.data.batches import (
     Collator,
-    Examples,
+    Units,
     cut_to,
-    span_rows,
+    label_rows,
     stored_rows,
-    text_rows,
-    word_rows,
     word_token_rows,
 )
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -82,8 +80,7 @@ def tokenizers(tiny_models):
 
 def make_table(split, tokenizer, folder, max_length=MAX_LENGTH):
     file = folder / f"{tokenizer_fingerprint(tokenizer)}-{max_length}.arrow"
-    tokenise(split, tokenizer, max_length, file)
-    return TokenTable(file, tokenizer)
+    return TokenTable(tokenise(split, tokenizer, max_length, file), tokenizer)
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
@@ -118,9 +115,9 @@ def test_models_that_take_other_inputs_with_the_same_tokens_share_a_file(tiny_mo
     distilbert.model_input_names = ["input_ids", "attention_mask"]
     assert tokens_fingerprint(bert) == tokens_fingerprint(distilbert)
     assert tokenizer_fingerprint(bert) != tokenizer_fingerprint(distilbert)
-    tokenise(make_split(second=SECOND), distilbert, MAX_LENGTH, tmp_path / "tokens.arrow")
+    tokens = tokenise(make_split(second=SECOND), distilbert, MAX_LENGTH)
     for tokenizer in (bert, distilbert):
-        view = TokenTable(tmp_path / "tokens.arrow", tokenizer).view(np.arange(len(TEXTS)))
+        view = TokenTable(tokens, tokenizer).view(np.arange(len(TEXTS)))
         own = tokenizer(
             TEXTS, SECOND, truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt"
         )
@@ -205,9 +202,8 @@ def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path, monkey
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 9
     assert not file.exists()
-    tokenise(split, tokenizers["bert"], MAX_LENGTH, file)
+    assert len(tokenise(split, tokenizers["bert"], MAX_LENGTH, file)) == len(split)
     assert list(tmp_path.iterdir()) == [file]  # what the killed one left is gone too
-    assert len(TokenTable(file, tokenizers["bert"]).lengths) == len(split)
 
 
 # ----------------------------------------------------------------------------- batches
@@ -217,13 +213,13 @@ def test_models_with_the_same_tokenizer_share_one_view(tokenizers, tmp_path):
     split = make_split()
     bert, roberta = (make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta"))
     collate = Collator(
-        Examples.of(split), {"student": bert, "first": roberta, "second": bert}, text_rows
+        Units.of(split), {"student": bert, "first": roberta, "second": bert}, label_rows
     )
     batch = collate(np.array([4, 0]))
     assert batch.views["student"] is batch.views["second"]
     assert batch.views["first"] is not batch.views["student"]
     np.testing.assert_array_equal(collate.lengths, bert.lengths)
-    asking = Collator(Examples.of(split), {"first": roberta, "second": bert}, text_rows)
+    asking = Collator(Units.of(split), {"first": roberta, "second": bert}, label_rows)
     np.testing.assert_array_equal(asking.lengths, np.maximum(bert.lengths, roberta.lengths))
     moved = batch.to(torch.device("cpu"))
     assert moved.views["student"] is moved.views["second"]
@@ -232,7 +228,7 @@ def test_models_with_the_same_tokenizer_share_one_view(tokenizers, tmp_path):
 def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
     split = make_split()
     collate = Collator(
-        Examples.of(split), {"student": make_table(split, tokenizers["bert"], tmp_path)}, text_rows
+        Units.of(split), {"student": make_table(split, tokenizers["bert"], tmp_path)}, label_rows
     )
     batch = collate(np.array([2, 0, 4, 3]), epoch=5)
     assert batch.labels.tolist() == [1, -100, 0, -100]  # -1, no label, is -100 here
@@ -251,7 +247,7 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         calls.append(indices)
         return {"roberta": Signals(torch.zeros(len(indices), 3))}
 
-    batch = Collator(Examples.of(split), tables, text_rows, cached)(np.array([], dtype=np.int64))
+    batch = Collator(Units.of(split), tables, label_rows, cached)(np.array([], dtype=np.int64))
     assert [view.input_ids.shape for view in batch.views.values()] == [(1, 1), (1, 1)]
     first = [tokenizers[name].cls_token_id for name in batch.views]
     assert [int(view.input_ids) for view in batch.views.values()] == first, (
@@ -263,7 +259,7 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         "labelled": [],
     }
     assert calls[0].tolist() == [0]  # an example that the cache holds
-    without = Collator(Examples.of(split), tables, text_rows, cached)(np.arange(2), signals=False)
+    without = Collator(Units.of(split), tables, label_rows, cached)(np.arange(2), signals=False)
     assert without.signals == {} and len(calls) == 1
 
 
@@ -322,7 +318,7 @@ def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
     """Of five tokens the first three are words: of the third example `old` and `tiger` are cut off,
     and U+200B has no token."""
     split = with_counted(read("token-classification", tmp_path, ROWS), [toy], 5)
-    examples, collate = collator(split, toy, 5, tmp_path, word_rows)
+    examples, collate = collator(split, toy, 5)
     assert len(examples) == 3 and len(examples.labels) == 10
     batch = collate(np.array([2, 0]))
     assert batch.labels.tolist() == [0, 0, 0, 0, 1, 0, 1, 0, 3]
@@ -340,9 +336,9 @@ def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
     assert not any(map(len, empty.row_sets.values()))
     assert len(empty.labels) == 4 and not len(stored_rows(empty))
     plain = read("token-classification", tmp_path, [{"tokens": row["tokens"]} for row in ROWS])
-    examples = Examples.of(word_windows(plain, [toy], 16))
+    examples = Units.of(word_windows(plain, [toy], 16))
     assert not examples.labelled.any() and set(examples.labels.tolist()) == {-1}
-    assert examples.words is not None and examples.words.counted.sum() == 9
+    assert examples.counted.sum() == 9
 
 
 def test_a_row_per_token_where_all_are_trained(
@@ -360,22 +356,21 @@ def test_a_row_per_token_where_all_are_trained(
     split = with_counted(read("token-classification", tmp_path, rows), real, 40)
     chosen = np.array([2, 0, 1])
     for tokenizer in real:
-        examples, collate = collator(split, tokenizer, 40, tmp_path, word_token_rows)
-        words, batch = examples.words, collate(chosen)
-        assert words is not None
+        examples, collate = collator(split, tokenizer, 40, word_token_rows)
+        batch = collate(chosen)
         view = batch.views["student"]
         expected = torch.full(view.input_ids.shape, -100)
         for row, number in enumerate(chosen):
             encoded = encode_words(tokenizer, [rows[number]["tokens"]], 40)
             for token, word in enumerate(encoded.word_ids(0)):
-                if word is not None and words.counted[words.offsets[number] + word]:
-                    expected[row, token] = examples.labels[words.offsets[number] + word]
+                if word is not None and examples.counted[examples.offsets[number] + word]:
+                    expected[row, token] = examples.labels[examples.offsets[number] + word]
         found = torch.full_like(expected, -100)
         counted = batch.row_sets["labelled"]
         assert torch.equal(counted, batch.row_sets["all"])
         found.view(-1)[view.positions[counted]] = batch.labels[counted]
         assert torch.equal(found, expected), tokenizer
-        assert len(counted) > words.counted.sum(), "words of several tokens"
+        assert len(counted) > examples.counted.sum(), "words of several tokens"
         assert torch.equal(batch.keys, examples.keys[chosen][view.example_indices])
         empty = collate(chosen[:0])
         assert len(empty.labels) > 0 and not any(map(len, empty.row_sets.values()))
@@ -391,16 +386,15 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
         {"question": "which food", "context": CONTEXT, "answers": []},
     ]
     split = word_windows(read("character-spans", tmp_path, rows), [toy], 32)
-    examples, collate = collator(split, toy, 32, tmp_path, word_rows)
-    words, batch = examples.words, collate(np.arange(3))
-    assert len(examples) == 3 and words is not None
-    assert words.text is not None and words.text.tolist() == [0, 0, 1]
+    examples, collate = collator(split, toy, 32)
+    batch = collate(np.arange(3))
+    assert examples.number.tolist() == [0, 0, 1]
     view = batch.views["student"]
     assert view.positions is not None and view.token_type_ids is not None
     seen = toy.convert_ids_to_tokens(view.input_ids.flatten()[view.positions].tolist())
-    of_rows = words.text[view.example_indices.numpy()]
+    of_rows = examples.number[view.example_indices.numpy()]
     for number, text in ((0, long), (1, CONTEXT)):
-        mine = [row for row in np.flatnonzero(words.counted) if of_rows[row] == number]
+        mine = [row for row in np.flatnonzero(examples.counted) if of_rows[row] == number]
         assert [seen[row] for row in mine] == text.split()
     first = toy.convert_tokens_to_ids("we")
     assert (view.input_ids[:2] == first).any(dim=1).all(), "the question is in every window"
@@ -420,8 +414,8 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     long = " ".join(["snow", "rain"] * 20 + ["cat"])
     rows = asked(["who?", "we saw"], ["a cat saw", long], [[(2, 5)], [(200, 203)]])
     split = question_windows(rows, tokenizer, 32, 8)
-    examples, collate = collator(split, tokenizer, 32, tmp_path, span_rows)
-    assert examples.windows is not None and examples.windows.firsts.tolist() == [0, 1]
+    examples, collate = collator(split, tokenizer, 32)
+    assert np.flatnonzero(examples.is_first).tolist() == [0, 1]
     last = len(examples) - 1
     assert examples.counts == {"examples": 2, "windows": len(examples)}, "as records say"
     assert examples.at(np.array([0])).counts == {"examples": 1}

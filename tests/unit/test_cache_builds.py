@@ -38,7 +38,7 @@ from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.caching.build import missing_from
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
 
     def split(keys: np.ndarray) -> Any:
         collate = SimpleNamespace(lengths=np.full(len(keys), 7))
-        return Examples(torch.from_numpy(keys), np.zeros(len(keys), dtype=np.int64)), collate
+        return Units.plain(torch.from_numpy(keys), np.zeros(len(keys), dtype=np.int64)), collate
 
     plan, _ = missing_from(path, [split(keys[::2])], now)
     assert plan.examples == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import seqeval.metrics
 import torch
 
 from ds_distill.check.labels import class_mistakes
-from ds_distill.data.words import Words
+from ds_distill.data.batches import Units
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric
 from ds_distill.keys import content_keys
@@ -260,7 +261,8 @@ def test_of_words_those_that_count_are_fitted_on_and_all_are_scored():
     tags = ["O", "B-a", "I-a"]
     examples, rows = 60, 180
     truth = torch.randint(0, 3, (rows,), generator=generator).numpy()
-    words = Words(np.arange(0, rows + 1, 3), np.arange(rows) % 3 < 2)
+    words = Units.plain(keys_of(examples), truth, offsets=np.arange(0, rows + 1, 3))
+    words = replace(words, counted=np.arange(rows) % 3 < 2)
 
     def saying(right: float) -> torch.Tensor:
         heard = torch.rand(rows, generator=generator) < right

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from toys import make_toy_classifier, write_toy_task
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.phases.expertise import _texts, route
@@ -98,7 +98,7 @@ def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path: Path) -> None:
         {"data": {"path": str(tmp_path / "data")}, "labels": ["x", "y"]}
     )
     data = open_source(task, tmp_path / "cache").read("validation")
-    examples = Examples.of(data)
+    examples = Units.of(data)
     run: Any = SimpleNamespace(data=SimpleNamespace(table=lambda split: data))
     shown: Any = [SimpleNamespace(row=row) for row in range(20)]
     found = _texts("validation", run, shown, examples)

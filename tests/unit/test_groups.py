@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ds_distill.check.check import check_data
 from ds_distill.data import groups
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
@@ -154,8 +154,8 @@ def test_large_groups_are_spread_and_another_seed_spreads_them_anew():
 
 
 def test_strata_are_sets_of_classes():
-    assert strata_of(np.array([2, -1, 0])).tolist() == [2, -1, 0]
-    many = strata_of(np.array([[0, 1], [1, 1], [0, 1], [-1, -1], [0, 0]]))
+    assert strata_of(np.array([2, -1, 0]), np.arange(4)).tolist() == [2, -1, 0]
+    many = strata_of(np.array([[0, 1], [1, 1], [0, 1], [-1, -1], [0, 0]]), np.arange(6))
     assert many[0] == many[2] != many[1] and many[3] == -1 and len(set(many.tolist())) == 4
     words = strata_of(np.array([0, 1, 0, 1, 1, 0, -1, 0]), np.array([0, 2, 3, 3, 6, 7, 8]))
     assert words[0] == words[3] and words[1] == words[5] and words[0] != words[1]
@@ -180,7 +180,7 @@ def test_a_gate_that_memorises_near_copies_is_not_chosen(tmp_path, seed):
         for number, label in enumerate(labels)
         for copy in near_copies(f"text of number {number}")
     ]
-    examples = Examples.of(read(written(tmp_path, train=rows)))
+    examples = Units.of(read(written(tmp_path, train=rows)))
     assert len(np.unique(examples.group_keys.numpy(), axis=0)) == texts
     signals = {}
     for name in ("first", "second"):
@@ -235,8 +235,8 @@ def examples_of(texts, labels=None, groups=None):
     keys = torch.from_numpy(content_keys(texts))
     labels = np.zeros(len(texts), dtype=np.int64) if labels is None else np.asarray(labels)
     if groups is not None:
-        groups = torch.tensor(groups)[:, None].repeat(1, 2)
-    return Examples(keys, labels, groups)
+        groups = np.tile(np.array(groups)[:, None], (1, 2))
+    return Units.plain(keys, labels, groups)
 
 
 def fitting_part(examples, split, seed):

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from ds_distill.check.models import Models
-from ds_distill.data.batches import Examples, word_rows
+from ds_distill.data.batches import Units
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
 from ds_distill.data.words import word_keys, words_of
@@ -141,7 +141,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     lists = [row["tokens"] for row in rows]
     source = read("token-classification", tmp_path, rows)
     split = word_windows(source, [tagger.tokenizer], 16)
-    examples, collate = collator(split, tagger.tokenizer, 16, tmp_path, word_rows)
+    examples, collate = collator(split, tagger.tokenizer, 16)
     assert len(examples) > len(rows) + 5
     view = collate(np.arange(len(examples))).views["student"]
     with torch.no_grad():
@@ -158,13 +158,12 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     firsts = np.flatnonzero(kind.counted(examples))
     assert examples.counts == {"examples": 5, "windows": len(examples)}
     groups = numbered_keys(examples.group_keys.numpy())
-    assert examples.words is not None and examples.words.text is not None
-    assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
+    assert (groups[firsts][examples.number] == groups).all(), "folds are of texts"
     short = torch.from_numpy(word_keys(lists))[[0, 2]]
     assert torch.equal(examples.keys[firsts[[0, 2]]], short), "found in a cache as before"
-    some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
-    assert some.words is not None and len(some.words.whole()[1]) == 2
-    again = Examples.of(word_windows(source.select([0, 2]), [tagger.tokenizer], 16))
+    some = examples.at(np.flatnonzero(np.isin(examples.number, [1, 4])))
+    assert len(some.whole()[1]) == 2 + 1
+    again = Units.of(word_windows(source.select([0, 2]), [tagger.tokenizer], 16))
     assert len(again) == 2, "as it is where all fit"
 
 
@@ -190,12 +189,11 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
             of_tokens = predictor._model(**encoded).logits[0]
         firsts = first_tokens(encoded, len(window["words"]), 1)
         logits += [of_tokens[max(first, 0)].tolist() for first in firsts]
-    examples = Examples.of(split)
-    assert examples.words is not None
-    whole = word_predictions(np.array(logits), examples.labels, examples.words, SPAN_TAGS)
+    examples = Units.of(split)
+    whole = word_predictions(np.array(logits), examples, SPAN_TAGS)
     assert isinstance(whole, SpanPredictions) and whole.numbers()["words_without_token"] == 4
     spans = [(n, s["start"], s["end"]) for n, of in enumerate(found) for s in of]
-    assert spans == [tuple(span) for span in whole.spans.tolist()]
+    assert spans == [tuple(span) for span in whole.predicted_spans.tolist()]
     for (_, context), of_one in zip(pairs, found, strict=True):
         for span in of_one:
             assert span.keys() == {"start", "end", "text", "probability"}
@@ -246,7 +244,7 @@ def test_answers_are_read_as_by_the_evaluation_of_the_run(
     judged = ExtractiveQAKind(task, []).prepare(
         datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer], tmp_path / "judged.arrow"
     )
-    assert judged["text_b"][:] == answerer._windows(pairs).table["text_b"][:]
+    assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
     found = [one["candidates"][0]["text"] for one in answerer.predictions(pairs)]
     assert (max(len(text.split()) for text in found) <= 2) == shipped
 

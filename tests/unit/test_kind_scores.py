@@ -3,6 +3,7 @@ and of definitions; over texts and questions, not over their words or windows.""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,10 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score, precision_score, recall_score
 from torchmetrics.functional.text import squad
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import question_windows, word_windows
-from ds_distill.data.words import Words, words_of
+from ds_distill.data.words import words_of
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
@@ -73,7 +74,7 @@ def predictions_of(
     ids = [np.array([TAGS.index(tag) for tags in of for tag in tags]) for of in (truth, predicted)]
     counted = np.ones(len(ids[0]), dtype=bool) if counted is None else counted
     offsets = np.concatenate([[0], np.cumsum([len(tags) for tags in truth])])
-    return TagPredictions(np.eye(len(TAGS))[ids[1]], ids[0], Words(offsets, counted), TAGS)
+    return TagPredictions(np.eye(len(TAGS))[ids[1]], ids[0], offsets, counted, TAGS)
 
 
 @settings(max_examples=50)
@@ -135,8 +136,8 @@ def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: s
     logits = draw.normal(size=(40, len(tags)))
     logits[rows[::2], labels[::2]] += 9.0
     counted = rows % 8 != 7
-    words = Words(np.arange(0, 41, 4), counted)
-    examples = Examples(torch.zeros(10, 2, dtype=torch.long), labels, words=words)
+    keys, offsets = torch.zeros(10, 2, dtype=torch.long), np.arange(0, 41, 4)
+    examples = replace(Units.plain(keys, labels, offsets=offsets), counted=counted)
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, metric=metric), tags)
     found = kind.report(kind.scored(logits, examples))
     nothing = "O" if "O" in tags else ""
@@ -162,7 +163,7 @@ def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path
     tags = ["O"] * 8 + ["B-gene"] * 4 + ["O"] * 8
     rows = [{"tokens": ["the", "cat", "saw", "snow"] * 5, "tags": tags}]
     split = word_windows(read("token-classification", tmp_path, rows), [toy], 12)
-    examples = Examples.of(split)
+    examples = Units.of(split)
     assert len(examples.labels) > 20
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
     for there, source in ((False, "the evaluated split"), (True, "train")):
@@ -184,12 +185,13 @@ def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> 
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}), TAGS)
 
     def mark(of: datasets.Dataset, length: int) -> str | None:
-        return kind.scored_words(Examples.of(word_windows(of, [toy], length)))
+        return kind.scored_words(Units.of(word_windows(of, [toy], length)))
 
     assert mark(split, 8) == mark(split, 64) is not None
     assert mark(split.select([1]), 8) is None, "as before where all words are scored"
-    words = Words(np.array([0, 20, 21]), np.arange(21) % 5 > 0)
-    other = Examples(torch.zeros(2, 2).long(), np.zeros(21, dtype=np.int64), words=words)
+    every = torch.zeros(2, 2).long(), np.zeros(21, dtype=np.int64)
+    other = Units.plain(*every, offsets=np.array([0, 20, 21]))
+    other = replace(other, counted=np.arange(21) % 5 > 0)
     assert kind.scored_words(other) not in (None, mark(split, 8))
 
 
@@ -240,10 +242,9 @@ def values(found: SpanPredictions) -> dict[str, float]:
     return {name: value(metric, found, SPAN_TAGS) for name, metric in METRICS.items()}
 
 
-def spans_of(examples: Examples, inside: np.ndarray) -> SpanPredictions:
-    assert examples.words is not None
+def spans_of(examples: Units, inside: np.ndarray) -> SpanPredictions:
     logits = np.stack([~inside, inside], axis=1).astype(np.float64)
-    found = word_predictions(logits, examples.labels, examples.words, SPAN_TAGS)
+    found = word_predictions(logits, examples, SPAN_TAGS)
     assert isinstance(found, SpanPredictions)
     return found
 
@@ -263,13 +264,13 @@ def test_scores_of_spans_are_those_of_characters(
             pair = st.tuples(st.integers(0, len(text) - 1), st.integers(1, len(text)))
             right.append(data.draw(st.lists(pair.filter(lambda p: p[0] < p[1]), max_size=3)))
         split = word_windows(asked(["a"] * len(given), given, right), tokenizers, 32)
-        examples = Examples.of(split)
+        examples = Units.of(split)
         size = len(examples.labels)
         inside = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
         found, plain = spans_of(examples, inside), runs(split, inside)
         assert len(found) == len(given)
         each = [(number, a, b) for number, spans in enumerate(plain) for a, b in spans]
-        assert each == [tuple(span) for span in found.spans.tolist()]
+        assert each == [tuple(span) for span in found.predicted_spans.tolist()]
         characters = marks(right, given), marks(plain, given)
         both = {(number, *span) for number, of_one in enumerate(right) for span in of_one}
         of_spans = 2 * len(both & {*each}) / max(len(both) + len({*each}), 1)
@@ -288,13 +289,13 @@ SCORES = (f1_score, precision_score, recall_score)
 
 def chosen(
     toy: Any, contexts: list[str], right: list[Any], words: list[list[str]]
-) -> tuple[datasets.Dataset, SpanPredictions, Examples]:
+) -> tuple[datasets.Dataset, SpanPredictions, Units]:
     """words: of each window those that are predicted to be in an answer."""
     split = word_windows(asked(["a"] * len(contexts), contexts, right), [toy], 32)
     marked = [
         word in of for window, of in zip(split, words, strict=True) for word in window["words"]
     ]
-    examples = Examples.of(split)
+    examples = Units.of(split)
     return split, spans_of(examples, np.array(marked)), examples
 
 
@@ -305,7 +306,7 @@ def test_a_cut_into_words_costs(toy: Any) -> None:
     assert edges[0]["label"] == [0, 1, 0, 0], "words that an answer only touches are outside"
     split, found, _ = chosen(toy, ["very olden dog"], [[(0, 8)]], [["very", "olden"]])
     assert split[0]["label"] == [1, 1, 0]
-    assert found.spans.tolist() == [[0, 0, 10]]
+    assert found.predicted_spans.tolist() == [[0, 0, 10]]
     assert values(found)["character_f1"] == pytest.approx(2 * 8 / (10 + 8))
     assert values(found)["span_f1"] == 0
 
@@ -313,11 +314,11 @@ def test_a_cut_into_words_costs(toy: Any) -> None:
 def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> None:
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
     split = word_windows(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
-    examples = Examples.of(split)
+    examples = Units.of(split)
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}
     of_data = examples.labels, examples.keys, SPAN_TAGS
-    found = compare(signals, *of_data, words=examples.words, group_keys=examples.keys)
+    found = compare(signals, *of_data, words=examples, group_keys=examples.keys)
     assert (found.over, found.metric, found.examples) == ("characters", "character_f1", 20)
     for name, of_teacher in signals.items():
         whole = spans_of(examples, of_teacher.logits.numpy().argmax(1) == 1)
@@ -367,16 +368,15 @@ def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> No
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     context = " ".join(["cat", "dog", "snow", "rain", "bread"] * 10)
     split = question_windows(asked(["we saw"], [context], [None]), tokenizer, 32, 10)
-    examples = Examples.of(split)
-    assert examples.windows is not None and len(examples) == 3
-    one, two, _ = examples.windows.table
+    examples = Units.of(split)
+    one, two, _ = split
     spans = np.full((3, BEST, 3), [0, 0, LACKING])
-    place = context.index("dog", two["at"])  # in both windows
+    place = context.index("dog", two["first"])  # in both windows
     for number, (row, score) in enumerate([(one, 1.0), (two, 3.0)]):
-        at = 1 + row["begins"].index(place - row["at"])
+        at = 1 + row["begins"].index(place - row["first"])
         spans[number, 0] = at, at + 1, score
         spans[number, 1] = at + 1, at + 1, 2.0 + number / 2
-    [answers] = ranked_answers(spans, examples.windows)
+    [answers] = ranked_answers(spans, examples)
     assert [(a.text, a.start, a.score) for a in answers] == [
         ("dog snow", place, 3.0),
         ("snow", place + 4, 2.5),
@@ -445,11 +445,9 @@ def test_intervals_are_over_texts_and_questions(toy: Any) -> None:
     _, other, _ = chosen(*given, [[], [], ["snow"]])
     low, high = paired_interval(found, other, CharacterF1(CharacterF1.Settings(), SPAN_TAGS))
     assert len(split) == 3 and low <= 0.0 and high == 1.0
-    assert examples.words is not None and examples.words.firsts.tolist() == [0, 2]
+    assert np.flatnonzero(examples.is_first).tolist() == [0, 2]
     assert examples.counts == {"examples": 2, "windows": 3}
-    part = examples.at(np.array([2]))
-    assert part.words is not None
-    alone = word_predictions(found.logits[-1:], part.labels, part.words, SPAN_TAGS)
+    alone = word_predictions(found.logits[-1:], examples.at(np.array([2])), SPAN_TAGS)
     assert isinstance(alone, SpanPredictions) and alone.answers.tolist() == [[0, 0, 4]]
     assert values(alone)["character_f1"] == 1.0
     cats = [["cat"]] * 40

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import open_predictions
 from ds_distill.data.sources import Source
@@ -51,7 +51,7 @@ def opened(folder: Path, labels: list[str] | None = None, *, many: bool = False)
 
 
 def labels_of(source: Source, split: str = "train") -> list[Any]:
-    found: list[Any] = Examples.of(source.read(split)).labels.tolist()
+    found: list[Any] = Units.of(source.read(split)).labels.tolist()
     return found
 
 

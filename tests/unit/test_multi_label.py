@@ -22,7 +22,7 @@ from sklearn.metrics import mean_squared_error
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from ds_distill.check.phases import phase_mistakes
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.errors import UserError
@@ -62,9 +62,9 @@ def test_lists_of_labels_are_read(tmp_path: Path, ending: str) -> None:
     write(tmp_path / "test.jsonl", [{**row, "label": None} for row in ROWS])
     task = MultiLabel(labels=["x", "y", "z"], data=Data(path=str(tmp_path)))
     source = open_source(task, tmp_path / "cache")
-    found = Examples.of(source.read("train"))
+    found = Units.of(source.read("train"))
     assert found.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]] and found.labelled.all()
-    assert not Examples.of(source.read("test")).labelled.any()
+    assert not Units.of(source.read("test")).labelled.any()
     with pytest.raises(UserError, match="no labels"):
         source.read("test", need_labels=True)
 
@@ -277,7 +277,7 @@ def write_numbers(folder: Path, ending: str, labels: list[Any]) -> None:
 @pytest.mark.parametrize("labels", [NUMBERS, [1, 2, -3], [7], [1, 2.5, -3, 4e-3]])
 def test_numbers_are_read(tmp_path: Path, ending: str, labels: list[Any]) -> None:
     write_numbers(tmp_path, ending, labels)
-    found = Examples.of(numbers_read(tmp_path, need=True))
+    found = Units.of(numbers_read(tmp_path, need=True))
     assert found.labels.dtype == np.float32 and found.labels.tolist() == pytest.approx(labels)
     assert found.labelled.all()
 
@@ -289,7 +289,7 @@ def test_a_split_may_have_no_labels(tmp_path: Path, ending: str, column: str) ->
     if column == "none":
         (tmp_path / f"train.{ending}").unlink()
         (tmp_path / "train.txt").write_text("a\nb\n")
-    found = Examples.of(numbers_read(tmp_path))
+    found = Units.of(numbers_read(tmp_path))
     kind = RegressionKind(Regression(data=Data(path="d")), [])
     assert not found.labelled.any() and not kind.examples(found).labelled.any()
     assert kind.examples(found).labels.dtype == np.float32
@@ -302,8 +302,8 @@ def test_a_split_of_other_data_keeps_its_numbers(tmp_path: Path) -> None:
     write_numbers(tmp_path / "other", "csv", [9.5])
     other = {"path": str(tmp_path / "other")}
     splits = {"train": "train", "test": other, "transfer": {**other, "labels": "none"}}
-    assert Examples.of(numbers_read(tmp_path, "test", splits=splits)).labels.tolist() == [9.5]
-    assert not Examples.of(numbers_read(tmp_path, "transfer", splits=splits)).labelled.any()
+    assert Units.of(numbers_read(tmp_path, "test", splits=splits)).labels.tolist() == [9.5]
+    assert not Units.of(numbers_read(tmp_path, "transfer", splits=splits)).labelled.any()
 
 
 # ------------------------------------------------------------------------------------- terms
@@ -348,7 +348,7 @@ def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
 @pytest.mark.parametrize("split", ["train", "other"])
 def test_a_new_head_starts_at_the_mean_of_train(tmp_path: Path, split: str) -> None:
     built("bert", num_hidden_layers=1).save_pretrained(tmp_path)
-    examples = Examples(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
+    examples = Units.plain(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
     data: Any = SimpleNamespace(
         has_split=lambda name: name == split, examples=lambda name: examples
     )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ds_distill import Batch, PaddedView, Router
 from ds_distill.check.data import named_teacher_mistakes
 from ds_distill.cli import app
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.groups import teacher_ids
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
@@ -113,7 +113,7 @@ def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
             first = windows["text_b"]
         letters = [of_one[0][0] for of_one in first]
         wanted = ids([NAMES["abcd".index(letter)] for letter in letters])
-        examples = Examples.of(windows)
+        examples = Units.of(windows)
         assert examples.teacher_ids is not None
         assert examples.teacher_ids.tolist() == wanted, kind
         some = np.array([3, 1])

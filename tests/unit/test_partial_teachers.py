@@ -16,7 +16,7 @@ from toys import make_tiny_bert, toy_vocabulary
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.labels import label_notes
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.keys import content_keys
 from ds_distill.losses import Seen, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -329,7 +329,7 @@ def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
     logits[:, :2] = np.eye(2)[np.where(labels == 1, 1, 0)]
     kind = SingleLabelKind(SingleLabel(type="single-label", data={"path": "x"}), ["a", "b", "c"])  # type: ignore[arg-type]
     keys = torch.from_numpy(content_keys([str(number) for number in range(250)]))
-    examples = Examples(keys, labels)
+    examples = Units.plain(keys, labels)
     assert kind.label_doubt(logits, examples) is not None
     assert kind.label_doubt(logits, examples, (0, 1)) is None
     swapped = kind.label_doubt(logits[:, [1, 0, 2]], examples, (0, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import AnswerPredictions
 from ds_distill.evaluation.bootstrap import paired_interval
@@ -50,15 +49,15 @@ def made(over: str, seed: int) -> object:
         return AnswerPredictions([said[at] for at in draw.permutation(6)], right, 9)
     offsets = np.array([0, 3, 4, 7, 9, 10, 12])
     counted = np.arange(12) != 5
-    words = Words(offsets, counted)
     if over == "characters":
         starts = 4 * (np.arange(12) - np.repeat(offsets[:-1], np.diff(offsets)))
         answers = np.array([[0, 4, 11], [2, 0, 3], [3, 4, 7], [5, 0, 7]])
         of_contexts = np.stack([starts, starts + 3], axis=1), answers, 6
         labels = same.integers(0, 2, 12)
         logits = draw.normal(size=(12, 2))
-        return SpanPredictions(logits, labels, words, list(SPAN_TAGS), *of_contexts)
-    return TagPredictions(draw.normal(size=(12, 3)), same.integers(0, 3, 12), words, TAGS)
+        return SpanPredictions(logits, labels, offsets, counted, list(SPAN_TAGS), *of_contexts)
+    logits, labels = draw.normal(size=(12, 3)), same.integers(0, 3, 12)
+    return TagPredictions(logits, labels, offsets, counted, TAGS)
 
 
 @pytest.mark.parametrize("over", OVER)

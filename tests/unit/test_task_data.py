@@ -15,6 +15,7 @@ import pytest
 
 from ds_distill.data.open_source import open_source
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.load import validate
@@ -56,7 +57,7 @@ def test_equal_tokenizers_share_a_table_that_is_made_once(
     again = shutil.copytree(tiny_models["toy"], tmp_path / "again")
     settings = copy.deepcopy(masked_lm_settings)
     for bars in (
-        ["prepares test", "tokenises test for toy"],
+        ["tokenises test for toy"],
         [],  # another process finds the files
     ):
         made = Made(settings, tmp_path / "data", tiny_models["toy"], again)
@@ -100,3 +101,21 @@ def test_what_fits_routing_is_no_training(
     phases = [{"expertise": {"split": "validation"}}, *toy_settings["phases"]]
     made = Made({**toy_settings, "phases": phases}, tmp_path, tiny_models["toy"])
     assert made.data.training_split == "train"
+
+
+def test_texts_stay_where_they_are_and_a_split_that_has_changed_is_refused(
+    toy_settings: dict[str, Any], toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(toy_task, tmp_path / "source")
+    task = {**toy_settings["task"], "data": {"path": str(source)}}
+    settings = {**toy_settings, "task": task}
+    made = Made(settings, tmp_path / "data", tiny_models["toy"])
+    tables = made.data.tables("train", made.models)
+    assert len(made.data.examples("train")) == len(tables["toy"].lengths)
+    names = {file.name.partition("-")[0] for file in (tmp_path / "data" / "train").iterdir()}
+    assert names == {"examples.json", "tokens"}, "no copy of the texts"
+    first, *lines = (source / "train.jsonl").read_text().splitlines(keepends=True)
+    for changed in (lines, [first.replace("animal", "food"), *lines]):
+        (source / "train.jsonl").write_text("".join(changed))
+        with pytest.raises(UserError, match="split train is not what the run began with"):
+            Made(settings, tmp_path / "data", tiny_models["toy"]).data.examples("train")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as tr
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
@@ -146,7 +146,7 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric):
     """Among 90 without it, one that finds all 10 and takes 30 others for them is right 70 times,
     and always `no` 90 times."""
     kind = kind_of(metric)
-    examples = Examples(torch.arange(200).view(-1, 2), np.array(MAJORITY))
+    examples = Units.plain(torch.arange(200).view(-1, 2), np.array(MAJORITY))
     run: Any = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False), kind=kind)
     reference: Any = SimpleNamespace(trained=True)
     detector, useless = (kind.label_doubt(np.eye(2)[told], examples) for told in (FINDS, MISSES))
@@ -160,7 +160,7 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric):
     if metric in ("accuracy", "macro_f1", "macro_recall"):
         kind = SingleLabelKind(kind.settings.model_copy(), ["no", "other", "yes"])
         labels = np.array([2 * label for label in MAJORITY] + [1] * 50)
-        examples = Examples(torch.arange(300).view(-1, 2), labels)
+        examples = Units.plain(torch.arange(300).view(-1, 2), labels)
         outputs = np.eye(3)[[2 * one for one in FINDS] + [0] * 50]
         found = kind.label_doubt(outputs, examples, (0, 2))
         assert (found is None) is (metric != "accuracy")
@@ -168,7 +168,7 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric):
 
 def test_an_order_that_is_wrong_is_told_whatever_the_metric():
     kind = SingleLabelKind(kind_of("macro_f1").settings, ["a", "b", "c"])
-    examples = Examples(torch.arange(200).view(-1, 2), np.repeat([0, 1, 2], [50, 30, 20]))
+    examples = Units.plain(torch.arange(200).view(-1, 2), np.repeat([0, 1, 2], [50, 30, 20]))
     swapped = np.repeat([1, 0, 2], [50, 30, 20])
     found = kind.label_doubt(np.eye(3)[swapped], examples)
     assert found is not None and found.order == [1, 0, 2]
@@ -208,7 +208,7 @@ def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_
         name="first", model=str(tmp_path / "m"), revision=None, predictions=None
     )
     one.label_map, one.trained = None, False
-    examples = Examples(torch.arange(8).view(-1, 2), np.array([0.0, 1, 0, 1], dtype=np.float32))
+    examples = Units.plain(torch.arange(8).view(-1, 2), np.array([0.0, 1, 0, 1], dtype=np.float32))
     for of_model, doubted in (([-4.0, 4, -4, 4], True), ([0.4, 0.6, 0.4, 0.6], False)):
         run.folder.teacher_scores.unlink(missing_ok=True)
         _keep(

@@ -30,7 +30,7 @@ from transformers import (
 from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, OLD, UNKNOWN, hostile
 
 from ds_distill.check.models import expansion_mistakes, hidden_word_mistakes
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.masking import HiddenWords, HiddenWordsCollator, Masking, masked_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.word_pieces import expand_tokenizer, pieces_of
@@ -61,16 +61,11 @@ def test_no_model_sees_a_word_that_the_teacher_does_not_know(
     texts: list[str], every_token: bool
 ) -> None:
     """And only cross-entropy counts it."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "tokens.arrow"
-        split = texts_split(texts)
-        tokenise(split, AFTER, 40, file)
-        tables = dict.fromkeys(("student", "teacher"), TokenTable(file, AFTER))
-        masking = Masking.of(AFTER, 0.3, 0, KNOWN)
-        rows = masked_rows(masking, every_token=every_token)
-        collate = Collator(Examples.of(split), tables, rows)
-        batch = collate(np.arange(len(texts)))
-        true = tables["student"].view(np.arange(len(texts))).input_ids.flatten()
+    split = texts_split(texts)
+    tables = dict.fromkeys(("student", "teacher"), TokenTable(tokenise(split, AFTER, 40), AFTER))
+    rows = masked_rows(Masking.of(AFTER, 0.3, 0, KNOWN), every_token=every_token)
+    batch = Collator(Units.of(split), tables, rows)(np.arange(len(texts)))
+    true = tables["student"].view(np.arange(len(texts))).input_ids.flatten()
     view = batch.views["teacher"]
     assert torch.equal(view.input_ids, batch.views["student"].input_ids)
     assert (view.input_ids < KNOWN).all()
@@ -227,8 +222,7 @@ def hidden(
     keys, found = torch.from_numpy(content_keys(texts)), {}
     for name, tokenizer in VOCABULARIES.items():
         split = datasets.Dataset.from_dict({"text": texts})
-        tokenise(split, tokenizer, max_length, folder / f"{name}.arrow")
-        table = TokenTable(folder / f"{name}.arrow", tokenizer)
+        table = TokenTable(tokenise(split, tokenizer, max_length), tokenizer)
         masking = Masking.of(tokenizer, rate, SEED)
         found[name] = table, HiddenWords.of(table, tokenizer, keys, masking, max_length)
     common = HiddenWords.common([words for _, words in found.values()])

@@ -4,6 +4,7 @@ lost, each fits every tokenizer, the same words are in every model's view, and e
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kinds import TAGS, asked, pieces, read, texts
@@ -20,13 +22,14 @@ from toys import make_tiny_bert
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer, T5Tokenizer
 
 from ds_distill.data import tokenizer as data_tokenizer
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, share_cut, tokens_fingerprint
 from ds_distill.data.windows import NO_ANSWER, question_windows, split_long, word_windows
 from ds_distill.data.word_tokens import owners, ranges, room
-from ds_distill.data.words import Words, word_keys, words_of
+from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
+from ds_distill.evaluation.predictions import span_columns
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tags import IN_SPAN, SPAN_TAGS
 
@@ -147,8 +150,6 @@ def check_all(
     *,
     exact: bool = True,
 ) -> None:
-    kept = {"text", "label", "key_hi", "key_lo", "copy", "group"}
-    assert {name for name in data.column_names if ":" not in name} == kept
     keys = np.stack([data["key_hi"], data["key_lo"]], axis=1)
     np.testing.assert_array_equal(keys, content_keys(data["text"][:]))
     found, groups = data["text"][:], data["group"][:]
@@ -168,10 +169,8 @@ def check_all(
 
 
 def test_marks_of_a_text_are_those_of_its_windows(small):
-    data = split_long(
-        dataset(["a b c d e f g h", "a"], label=[3, 4], copy=[5, 6], group=[7, -3]), [small], 8
-    )
-    assert data["label"][:] == [3, 3, 4] and data["copy"][:] == [5, 5, 6]
+    data = split_long(dataset(["a b c d e f g h", "a"], copy=[5, 6], group=[7, -3]), [small], 8)
+    assert data["number"][:] == [0, 0, 1] and data["copy"][:] == [5, 5, 6]
     assert data["group"][:] == [7, 7, -3]
     assert data["text"][:] == ["a b c d e f", "g h", "a"]
 
@@ -298,12 +297,12 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
             counted += [row["first"] + at for at in np.flatnonzero(own).tolist()]
         assert sorted(counted) == [n for n in range(len(spans)) if n not in dropped]
         assert [*zip(split[0]["answer_starts"], split[0]["answer_ends"], strict=True)] == answers
-        words = Examples.of(split).words
-        assert words is not None
-        own, whole = words.whole()
-        assert np.flatnonzero(~whole.counted).tolist() == sorted(dropped)
-        assert whole.spans is not None and whole.spans.tolist() == [*map(list, spans)]
-        assert (words.counted[own] == whole.counted).all()
+        units = Units.of(split)
+        own, whole = units.whole()
+        assert np.flatnonzero(~units.counted[own]).tolist() == sorted(dropped)
+        right, begins, of_words = span_columns(units)
+        assert of_words.tolist() == [*map(list, spans)] and whole.tolist() == [0, len(spans)]
+        assert right.tolist() == [*map(list, answers)] and begins.tolist() == [0, len(answers)]
 
     check()
 
@@ -354,13 +353,12 @@ def test_tokens_of_windows_are_as_if_they_were_tokenised_again(
     assert split.cache_files, "on disk: a split may be larger than memory"
     assert len(split) > len(rows)
     for tokenizer in of_words.values():
-        tokenise(split, tokenizer, 24, tmp_path / "again.arrow")
-        again = datasets.Dataset.from_file(str(tmp_path / "again.arrow"))
+        again = tokenise(split, tokenizer, 24)
         for name in again.column_names:
             assert name.startswith(tokens_fingerprint(tokenizer))
             assert split.features[name] == again.features[name]
             assert split[name][:] == again[name][:]
-        tables = [TokenTable(tmp_path / f"{at}.arrow", tokenizer) for at in ("split", "again")]
+        tables = [TokenTable(each, tokenizer) for each in (split, again)]
         ids = [table.view(np.arange(len(split))).input_ids for table in tables]
         assert ids[0].equal(ids[1])
 
@@ -397,14 +395,16 @@ def test_lists_of_words_that_differ_have_keys_that_differ(lists: list[list[str]]
 def test_words_of_some_examples(lengths: list[int], data: st.DataObject) -> None:
     offsets, size = np.concatenate([[0], np.cumsum(lengths)]), sum(lengths)
     counted = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    words = Words(offsets, counted)
+    keys = torch.arange(2 * len(lengths)).view(-1, 2)
+    words = Units.plain(keys, np.arange(size), offsets=offsets)
+    words = replace(words, counted=counted)
     numbers = st.lists(st.integers(0, len(lengths) - 1), max_size=8)
     some = np.array(data.draw(numbers), dtype=np.int64)
     rows = [row for one in some for row in range(offsets[one], offsets[one + 1])]
-    assert words.of_examples(some).tolist() == rows
+    assert words.rows_of(some).tolist() == rows
     assert words.at(some).counted.tolist() == counted[np.array(rows, dtype=int)].tolist()
     assert np.diff(words.at(some).offsets).tolist() == [lengths[one] for one in some]
-    assert words.examples.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
+    assert words.of_rows.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
 
 
 # ------------------------------------------------------------------------------------- questions
@@ -454,11 +454,11 @@ def test_windows_of_questions_hold_every_token_and_its_characters(
         for tokenizer in of_texts.values():
             rows = asked([question], [context], [[(start, end)]])
             split = question_windows(rows, tokenizer, length, overlap)
-            held = [(row["text"], row["text_b"], row["at"]) for row in split]
+            held = [(row["text"], row["text_b"], row["first"]) for row in split]
             slow = windows_of_question(tokenizer, length, overlap, question, context)
             assert slow is None or held == slow
             for row in split if slow else []:
-                at, text = row["at"], row["text_b"]
+                at, text = row["first"], row["text_b"]
                 assert question.startswith(row["text"]) and context[at:].startswith(text)
                 positions, spans = tokens_of(tokenizer, row["text"], text)
                 encoded = tokenizer(row["text"], text, return_token_type_ids=True)
@@ -466,8 +466,8 @@ def test_windows_of_questions_hold_every_token_and_its_characters(
                 for column in ("input_ids", "token_type_ids"):
                     assert row[f"{tokens_fingerprint(tokenizer)}:{column}"] == encoded[column]
                 assert [*zip(row["begins"], row["ends"], strict=True)] == spans
-                assert row["tokens"] == len(spans)
-                assert not positions or row["first"] == positions[0]
+                places = row[f"{tokens_fingerprint(tokenizer)}:candidates"]
+                assert places == [0, *positions]
                 check_answer(row, spans, start - at, end - at)
             if question == "who":
                 check_overlap(context, tokenizer, [(at, at + len(t)) for _, t, at in held], overlap)
@@ -505,5 +505,5 @@ def test_a_context_that_fits_a_window_is_found_by_its_own_key(tiny_models: dict[
     assert [lone["key_hi"], lone["key_lo"]] == key and lone["label"] == [-1, -1]
     long = " ".join(["cat", "dog", "snow", "rain"] * 20)
     split = question_windows(asked(["we saw"], [long], [[(4, 7)]]), tokenizer, 32, 9)
-    assert len(split) > 2 and {row["tokens"] for row in [*split][:-1]} == {32 - 3 - 2}
+    assert len(split) > 2 and {len(row["begins"]) for row in [*split][:-1]} == {32 - 3 - 2}
     assert [row["answers"] for row in split] == [["dog"]] * len(split)

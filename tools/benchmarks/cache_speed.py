@@ -28,7 +28,7 @@ from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.caching.build import Missing, claims, write_blocks
-from ds_distill.data.batches import Collator, Examples, text_rows
+from ds_distill.data.batches import Collator, Units, label_rows
 from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -193,10 +193,9 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     data = source.read("train")
     reference = resolve_model(TEACHER)
     tokenizer = load_tokenizer(reference)
-    tokenise(data, tokenizer, 64, folder / "tokens.arrow")
-    split = Examples.of(data)
-    table = TokenTable(folder / "tokens.arrow", tokenizer)
-    collate = Collator(split, {"teacher": table}, text_rows)
+    split = Units.of(data)
+    table = TokenTable(tokenise(data, tokenizer, 64, folder / "tokens.arrow"), tokenizer)
+    collate = Collator(split, {"teacher": table}, label_rows)
     model = load_model(CLASSIFIER, reference, source.labels, new_head=True, attention="eager")
     engine = Engine(
         Bundle(None, {"teacher": model}), deepspeed_config("zero0_auto", None, 1), world

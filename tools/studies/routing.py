@@ -30,7 +30,8 @@ from pages import row, show
 from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 from routing_variants import variants
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import Units
+from ds_distill.data.open_source import open_source
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric
@@ -176,11 +177,11 @@ def trained(folder: Path, name: str) -> Path:
     return model
 
 
-def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Examples]:
+def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Units]:
     """What the teachers said of a split, and its labels and keys, from a run's cache."""
     from ds_distill.cache.reader import CacheReader
 
-    examples = Examples.of(examples_of(folder, split))
+    examples = Units.of(examples_of(folder, split))
     [place] = (folder / "cache").iterdir()
     reader = CacheReader(place)
     rows = reader.indices(examples.keys)
@@ -188,9 +189,7 @@ def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Examples
 
 
 def examples_of(folder: Path, split: str) -> Any:
-    import datasets
-
-    return datasets.Dataset.from_file(str(folder / "data" / split / "examples.arrow"))
+    return open_source(load_recipe(str(folder / "recipe.yaml")).task).read(split)
 
 
 def texts_of(folder: Path, split: str) -> list[str]:
