@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ds_distill.data.spans import words_of
 from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.word_tokens import NO_TOKEN, owners, ranges
-from ds_distill.data.words import words_of
 
 Tokenizers = list[PreTrainedTokenizerBase]
 
@@ -55,17 +54,6 @@ def token_counts(tokenizer: PreTrainedTokenizerBase, words: list[str]) -> np.nda
     """Tokens of each word, without special ones."""
     encoded = tokenizer([words], is_split_into_words=True, add_special_tokens=False)
     return np.array(places(encoded, len(words), 0)[1], dtype=np.int64)
-
-
-def with_counted(
-    examples: datasets.Dataset, tokenizers: Tokenizers, max_length: int
-) -> datasets.Dataset:
-    """Lists of words, cut where they are too long, and which of their words all views have."""
-    counted = [columns(tokenizers, max_length, words)["counted"] for words in examples["words"][:]]
-    numbers = list(range(len(examples)))
-    owned = [[True] * len(words) for words in examples["words"][:]]
-    numbered = examples.add_column("counted", counted).add_column("number", numbers)
-    return numbered.add_column("owned", owned)
 
 
 def columns(

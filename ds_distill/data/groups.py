@@ -29,7 +29,14 @@ import xxhash
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ds_distill.data.columns import BATCH, arrow_column, as_numpy, build_once, write_columns
+from ds_distill.data.columns import (
+    BATCH,
+    arrow_column,
+    as_numpy,
+    build_once,
+    example_keys,
+    write_columns,
+)
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, name_id, numbered_keys
 
@@ -63,12 +70,9 @@ class Groups:
     def of(data: datasets.Dataset) -> Groups:
         """data: a split with the columns `MARKS`, or without: then copies of a text alone are one
         group."""
-        marked = [name for name in MARKS if name in data.column_names]
-        keys, marks = (
-            np.stack([as_numpy(data, name) for name in names], axis=1)
-            for names in (("key_hi", "key_lo"), marked or ("key_hi",))
-        )
-        return Groups(keys, marks)
+        marked = [name for name in MARKS if name in data.column_names] or ["key_hi"]
+        marks = np.stack([as_numpy(data, name) for name in marked], axis=1)
+        return Groups(example_keys(data), marks)
 
     @staticmethod
     def joined(parts: Sequence[Groups]) -> Groups:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data import words
 from ds_distill.data.columns import BATCH, QUESTIONS, WORDS, text_schema, write_columns
 from ds_distill.data.groups import NAMED, named_columns
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
@@ -24,7 +23,17 @@ from ds_distill.data.readers.base import (
     text_of,
     value_of,
 )
-from ds_distill.data.spans import Span, answers_of, entities_of, parts_of, tagged
+from ds_distill.data.spans import (
+    VERSION,
+    Span,
+    answers_of,
+    entities_of,
+    parts_of,
+    tagged,
+    texts_of,
+    word_keys,
+    words_of,
+)
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.process.garbage_collection import without_garbage_collection
@@ -212,7 +221,7 @@ class WordRows(RowForm):
 
     def state(self, labels: list[str]) -> list[Any]:
         class_names = self.reader.label_names(self.label_column)
-        return [_named(self.columns), labels, class_names, "words", words.VERSION]
+        return [_named(self.columns), labels, class_names, "words", VERSION]
 
     def begin(self, labels: list[str], *, unordered: bool) -> pa.Schema:
         if labels:
@@ -225,12 +234,12 @@ class WordRows(RowForm):
         return [self._words_in(row, location)]
 
     def keys(self, fields: Sequence[Sequence[Any]]) -> np.ndarray:
-        return words.word_keys([of_row for [of_row] in fields])
+        return word_keys([of_row for [of_row] in fields])
 
     def examples(self, rows: Sequence[tuple[str, Row]]) -> tuple[list[bool], list[Any]]:
         found = (self._example(row, location) for location, row in rows)
         labelled, lists, tags, widened = map(list, zip(*found, strict=True))
-        keys = words.word_keys(lists)
+        keys = word_keys(lists)
         return labelled, [lists, tags, keys[:, 0], keys[:, 1], widened]
 
     def convert(self, *given: Any, **more: Any) -> None:
@@ -241,7 +250,7 @@ class WordRows(RowForm):
         """A tag for each word of a row's text, by the spans in a column. Raises UserError for
         others, and for spans that would be lost."""
         text = text_of(row, self.words, location)
-        found = tagged(self._spans(row, row[column], column, location), words.words_of(text))
+        found = tagged(self._spans(row, row[column], column, location), words_of(text))
         self._refuse_lost([(location, *one) for one in found.lost], column)
         return found.tags
 
@@ -253,7 +262,7 @@ class WordRows(RowForm):
         name = self.words
         if self.in_text:
             text = text_of(row, name, location)
-            if not (found := words.texts_of(text, words.words_of(text))):
+            if not (found := texts_of(text, words_of(text))):
                 raise UserError(f"{location}: {name!r} holds no word. Take the row out.")
             return found
         found = value_of(row, name, location)
@@ -276,7 +285,7 @@ class WordRows(RowForm):
         if self._ids is None or value is None:
             return False, own, [-1] * count, 0
         if self.in_text:
-            places = words.words_of(row[self.words])
+            places = words_of(row[self.words])
             value, lost, widened = tagged(self._spans(row, value, column, location), places)
             self._lost += [(location, *one) for one in lost]
         if not isinstance(value, list) or len(value) != count:
@@ -339,7 +348,7 @@ class QuestionRows(RowForm):
     def _example(self, row: Row, location: str) -> list[Any]:
         question, context = self.fields(row, location)
         any_number, answers = self.task.of_words, row.get(self.columns.answers)
-        if any_number and not words.words_of(context):
+        if any_number and not words_of(context):
             name = self.columns.context
             raise UserError(f"{location}: {name!r} holds no word. Take the row out.")
         if answers is not None:

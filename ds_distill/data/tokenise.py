@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.tokenizer import tokens_fingerprint
-from ds_distill.data.word_tokens import NO_WORDS, Views, WordTokens
 from ds_distill.files import new_file
 from ds_distill.process.activity import mark
 from ds_distill.views import PaddedView
@@ -110,19 +108,11 @@ def tokenise(
     max_length: int,
     file: Path | None = None,
 ) -> datasets.Dataset:
-    """The token ids of each text, pair, or list of words, with special tokens, truncated to
-    `max_length`: the columns of `token_features`, in a file that appears complete or not at all,
-    or in memory."""
-    of_words = "words" in examples.column_names
-    second = "question" if of_words else "text_b"
-    pairs = second in examples.column_names
-    fingerprint = tokens_fingerprint(tokenizer)
-    views = Views(tokenizer, max_length, pairs=pairs) if of_words else None
+    """The token ids of each text, or pair, with special tokens, truncated to `max_length`: the
+    columns of `token_features`, in a file that appears complete or not at all, or in memory."""
+    pairs, fingerprint = "text_b" in examples.column_names, tokens_fingerprint(tokenizer)
 
-    def read(batch: dict[str, list[Any]]) -> Iterable[Mapping[str, Any]]:
-        if views is not None:
-            asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else repeat(NO_WORDS)
-            return map(views.of_words, WordTokens.of_lists(tokenizer, batch["words"]), asked)
+    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
         encoded = tokenizer(
             batch["text"],
             batch["text_b"] if pairs else None,
@@ -132,16 +122,14 @@ def tokenise(
             return_token_type_ids=pairs,
         )
         return [
-            dict(zip(encoded, values, strict=True))
+            {f"{fingerprint}:{name}": of for name, of in zip(encoded, values, strict=True)}
             for values in zip(*encoded.values(), strict=True)
         ]
 
-    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        return [of_tokenizers([fingerprint], [row]) for row in read(batch)]
-
-    texts = examples.select_columns(["words" if of_words else "text", *[second] * pairs])
-    names = ("input_ids", *["token_type_ids"] * pairs, *["places", "token_counts"] * of_words)
-    return made_of(texts, rows, token_features([fingerprint], *names), "tokenises", file, 1000)
+    names = ["token_type_ids"] * pairs
+    texts = examples.select_columns(["text", *["text_b"] * pairs])
+    features = token_features([fingerprint], "input_ids", *names)
+    return made_of(texts, rows, features, "tokenises", file, 1000)
 
 
 class TokenTable:

@@ -19,6 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import of_whole_example
+from ds_distill.data.spans import texts_of, word_keys, words_of
 from ds_distill.data.tokenise import by_tokens, lists_of, made_of, of_tokenizers, token_features
 from ds_distill.data.word_tokens import (
     NO_TOKEN,
@@ -30,7 +31,6 @@ from ds_distill.data.word_tokens import (
     owners,
     ranges,
 )
-from ds_distill.data.words import texts_of, word_keys, words_of
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 

@@ -113,15 +113,11 @@ class Views:
         return found, start, slice(cut, cut + len(ids))
 
     def of_words(
-        self,
-        tokens: WordTokens,
-        question: WordTokens = NO_WORDS,
-        first: int = 0,
-        end: int | None = None,
+        self, tokens: WordTokens, question: WordTokens, first: int, end: int
     ) -> dict[str, np.ndarray]:
-        """A view of the words from `first` up to `end`, or of all; with `places`, the position of
-        each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
-        offsets = tokens.offsets[first : None if end is None else end + 1]
+        """A view of the words from `first` up to `end`; with `places`, the position of each word's
+        first token or NO_TOKEN, and `token_counts`: int16 [words]."""
+        offsets = tokens.offsets[first : end + 1]
         ids = tokens.ids[offsets[0] : offsets[-1]]
         found, start, kept = self.view(ids, question.ids)
         bounds = np.clip(offsets - offsets[0], kept.start, kept.stop) - kept.start
@@ -237,12 +233,6 @@ class TextCutter:
 
     def __init__(self, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
         self._tokenizers = tokenizers
-        pairs = (TextTokens.of_texts(one, ["a a", "a"]) for one in tokenizers)
-        self._alike = [
-            two.ids.tolist() == one.ids.tolist() * 2 and two.spans.tolist() == [[0, 1], [2, 3]]
-            for two, one in pairs
-        ]
-        """By tokenizer, whether the first word of a text is tokenised as others, without blanks."""
 
         @lru_cache(_ALONE)
         def alone(number: int, word: str) -> TextTokens:
@@ -283,10 +273,10 @@ class TextCutter:
             start, end = words[first]
             return [
                 _part(of_one, np.searchsorted(last, start), of_word[first + 1], start)
-                if alike or cut[first]
+                if cut[first]
                 else self._alone(number, text[start:end])
-                for number, (of_one, last, of_word, alike) in enumerate(
-                    zip(tokens, lasts, offsets, self._alike, strict=True)
+                for number, (of_one, last, of_word) in enumerate(
+                    zip(tokens, lasts, offsets, strict=True)
                 )
             ]
 

@@ -17,10 +17,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from ds_distill.data.batches import Units
+from ds_distill.data.spans import texts_of, words_of
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.data.windows import question_windows, word_windows
-from ds_distill.data.words import texts_of, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.evaluation.predictions import entities

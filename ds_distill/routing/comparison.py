@@ -303,15 +303,11 @@ class _Rows:
         labels: Sequence[str],
     ) -> _Rows:
         """Arguments as of `compare`."""
-        groups, which = numbered_keys(group_keys.numpy()), is_labelled(truth)
-        if words is None:
-            groups = groups[which]
-        else:
-            assert which.all(), "all words have tags"
-            groups, owner = groups[words.is_first], words.of_rows
-            keys, group_keys, which = keys[owner], group_keys[owner], words.counted
-        known = torch.from_numpy(which)
-        return _Rows(truth, words, labels, which, keys[known], group_keys[known], groups)
+        units = Units.plain(keys, truth) if words is None else words
+        which = units.counted & is_labelled(truth)
+        owner = units.of_rows[torch.from_numpy(which)]
+        groups = numbered_keys(group_keys.numpy())[units.is_first & units.labelled]
+        return _Rows(truth, words, labels, which, keys[owner], group_keys[owner], groups)
 
     def held_out(
         self,

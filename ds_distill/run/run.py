@@ -33,7 +33,7 @@ from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.observer import Observer
 from ds_distill.tasks import TaskKind
-from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.kind import TaskData
 
 
 class Run:
@@ -74,8 +74,7 @@ class Run:
             source,
             folder.data(part),
             world,
-            prepare=self.kind.prepare,
-            labelled=self.kind.examples,
+            kind=self.kind,
             models=lambda: [self.reference(name, 0) for name in (*recipe.teachers, "student")],
             bar=log.bar,
         )

@@ -23,8 +23,7 @@ from ds_distill.evaluation.answers import (
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tasks import ExtractiveQA
-from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskData, TaskKind, Tokenizers
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):

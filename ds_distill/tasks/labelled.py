@@ -33,8 +33,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.tags import IN_SPAN
 from ds_distill.recipe.tasks import TokenClassification
-from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskData, TaskKind, Tokenizers, Vocabulary
 from ds_distill.types import LACKING
 
 

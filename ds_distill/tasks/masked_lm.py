@@ -24,8 +24,7 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.tasks import MaskedLM
-from ds_distill.tasks.data import TaskData, Tokenizers
-from ds_distill.tasks.kind import Codec, PredictInputs, TaskKind, Vocabulary
+from ds_distill.tasks.kind import Codec, PredictInputs, TaskData, TaskKind, Tokenizers, Vocabulary
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):

@@ -176,7 +176,7 @@ def of_answers(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float
             for j in (j for j in inside if i <= j < i + task.max_answer_length):
                 answer = row["text_b"][offsets[i][0] : offsets[j][1]]
                 span = starts[i] + ends[j], answer
-                best[row["question"]] = max(best.get(row["question"], span), span)
+                best[row["number"]] = max(best.get(row["number"], span), span)
     values = [
         max(word_f1(best[number][1], right["text"]) for right in row["answers"])
         for number, row in enumerate(split)

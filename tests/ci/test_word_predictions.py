@@ -25,9 +25,9 @@ from ds_distill.data import spans as data_spans
 from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.spans import word_keys
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
-from ds_distill.data.words import word_keys
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.file_teacher import FileTeacher

@@ -24,9 +24,9 @@ from transformers import (
 
 from ds_distill.check.models import Models
 from ds_distill.data.batches import Units
+from ds_distill.data.spans import word_keys, words_of
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
-from ds_distill.data.words import word_keys, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import SpanPredictions, word_predictions
 from ds_distill.keys import numbered_keys

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from kinds import CONTEXT, HOSTILE, TAGS, any_letter, opened, read
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from ds_distill.data import row_forms
 from ds_distill.data import spans as data_spans
-from ds_distill.data import words as data_words
 from ds_distill.data.readers import open_file
-from ds_distill.data.spans import tagged
-from ds_distill.data.words import words_of
+from ds_distill.data.spans import tagged, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import entities
 from ds_distill.recipe.tags import SPAN_TAGS
@@ -105,15 +104,15 @@ def test_what_an_earlier_version_has_read_is_not_taken(
 ) -> None:
     rows = [{"text": "\u5f20\u4e09 x", "spans": [span(0, 2, "gene")]}]
     with monkeypatch.context() as before:
-        before.setattr(data_words, "VERSION", 1)
-        before.setattr(data_words, "_CUT", BertPreTokenizer())
+        before.setattr(row_forms, "VERSION", 1)
+        before.setattr(data_spans, "_CUT", BertPreTokenizer())
         assert list(read(WORDS, tmp_path, rows)["words"]) == [["\u5f20\u4e09", "x"]]
     split = read(WORDS, tmp_path, rows)
     assert list(split["words"]) == [["\u5f20", "\u4e09", "x"]]
     assert [TAGS[tag] for tag in split["label"][0]] == ["B-gene", "I-gene", "O"]
     rows = [{"text": "in Oslo", "spans": [span(0, 2, "gene", text="Oslo")]}]
     with monkeypatch.context() as before:
-        before.setattr(data_words, "VERSION", 2)
+        before.setattr(row_forms, "VERSION", 2)
         before.setattr(data_spans, "_check_own_text", lambda *given: None)
         assert len(read(WORDS, tmp_path, rows)) == 1
     with pytest.raises(UserError, match="are 'in'"):

@@ -21,9 +21,9 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from torchmetrics.functional.text import squad
 
 from ds_distill.data.batches import Units
+from ds_distill.data.spans import words_of
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import question_windows, word_windows
-from ds_distill.data.words import words_of
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from ds_distill.data.randomise import Unigrams, questions, randomised
+from ds_distill.data.open_source import Unigrams, questions, randomised
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.data import Randomise

@@ -20,7 +20,7 @@ from ds_distill.models.reference import ModelReference
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.tasks.data import TaskData
+from ds_distill.tasks.kind import TaskData
 
 
 class Made:
@@ -39,8 +39,7 @@ class Made:
             source,
             folder,
             World.start(),
-            prepare=kind.prepare,
-            labelled=kind.examples,
+            kind=kind,
             models=lambda: self.models,
             bar=self.bar,
         )

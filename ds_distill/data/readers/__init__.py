@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_distill.data.readers.base import Reader
-from ds_distill.data.readers.tables import HubSplit, Parquet
+from ds_distill.data.readers.base import HubSplit, Parquet, Reader
 from ds_distill.data.readers.text import Conll, Csv, JsonLines, TextLines, Tsv, is_conll
 from ds_distill.errors import UserError
 
