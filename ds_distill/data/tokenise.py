@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.tokenizer import tokens_fingerprint
+from ds_distill.data.word_tokens import NO_WORDS, Views, WordTokens
 from ds_distill.files import new_file
 from ds_distill.process.activity import mark
 from ds_distill.views import PaddedView
@@ -108,11 +110,18 @@ def tokenise(
     max_length: int,
     file: Path | None = None,
 ) -> datasets.Dataset:
-    """The token ids of each text, or pair, with special tokens, truncated to `max_length`: the
-    columns of `token_features`, in a file that appears complete or not at all, or in memory."""
-    pairs, fingerprint = "text_b" in examples.column_names, tokens_fingerprint(tokenizer)
+    """The tokens of each text, pair, or list of words, with special ones, truncated to
+    `max_length`: the columns of `token_features`, in a file that appears complete or not at all,
+    or in memory."""
+    of_words = "words" in examples.column_names
+    second = "question" if of_words else "text_b"
+    pairs, fingerprint = second in examples.column_names, tokens_fingerprint(tokenizer)
+    view = Views(tokenizer, max_length, pairs=pairs).of_words if of_words else None
 
-    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def read(batch: dict[str, list[Any]]) -> Iterable[Mapping[str, Any]]:
+        if view is not None:
+            asked = WordTokens.of_lists(tokenizer, batch[second]) if pairs else repeat(NO_WORDS)
+            return map(view, WordTokens.of_lists(tokenizer, batch["words"]), asked)
         encoded = tokenizer(
             batch["text"],
             batch["text_b"] if pairs else None,
@@ -121,13 +130,14 @@ def tokenise(
             return_attention_mask=False,
             return_token_type_ids=pairs,
         )
-        return [
-            {f"{fingerprint}:{name}": of for name, of in zip(encoded, values, strict=True)}
-            for values in zip(*encoded.values(), strict=True)
-        ]
+        rows = zip(*encoded.values(), strict=True)
+        return (dict(zip(encoded, values, strict=True)) for values in rows)
 
-    names = ["token_type_ids"] * pairs
-    texts = examples.select_columns(["text", *["text_b"] * pairs])
+    def rows(batch: dict[str, list[Any]], numbers: Sequence[int]) -> list[dict[str, Any]]:
+        return [of_tokenizers([fingerprint], [row]) for row in read(batch)]
+
+    texts = examples.select_columns(["words" if of_words else "text", *[second] * pairs])
+    names = (*["token_type_ids"] * pairs, *["places", "token_counts"] * of_words)
     features = token_features([fingerprint], "input_ids", *names)
     return made_of(texts, rows, features, "tokenises", file, 1000)
 

@@ -113,11 +113,11 @@ class Views:
         return found, start, slice(cut, cut + len(ids))
 
     def of_words(
-        self, tokens: WordTokens, question: WordTokens, first: int, end: int
+        self, tokens: WordTokens, question: WordTokens, first: int = 0, end: int | None = None
     ) -> dict[str, np.ndarray]:
-        """A view of the words from `first` up to `end`; with `places`, the position of each word's
-        first token or NO_TOKEN, and `token_counts`: int16 [words]."""
-        offsets = tokens.offsets[first : end + 1]
+        """A view of the words from `first` up to `end`, or of all; with `places`, the position of
+        each word's first token or NO_TOKEN, and `token_counts`: int16 [words]."""
+        offsets = tokens.offsets[first : None if end is None else end + 1]
         ids = tokens.ids[offsets[0] : offsets[-1]]
         found, start, kept = self.view(ids, question.ids)
         bounds = np.clip(offsets - offsets[0], kept.start, kept.stop) - kept.start

@@ -342,8 +342,13 @@ class TaskData:
         self, split: str, reference: ModelReference, cuts: PreTrainedTokenizerBase
     ) -> datasets.Dataset:
         file = self.folder / split / f"tokens-{VERSION}-{tokens_fingerprint(cuts)}.arrow"
+        units = self.table(split)
+        if any(name.endswith(":candidates") for name in units.column_names):
+            raise UserError(
+                f"{reference.name} cuts texts into other tokens than the models with which split "
+                f"{split!r} was read, and an answer is some of these. Start from one of them."
+            )
         if self._world.is_main and not file.is_file():
-            units = self.table(split)
             label = f"tokenises {split} for {reference.name}"
             with self._bar(label, len(units)) as bar, counted_by(bar.advance):
                 tokenise(units, cuts, self._task.max_length, file)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kinds import asked, pieces, texts
+from kinds import TAGS, asked, pieces, read, texts
 from kinds import texts_split as dataset
 from slow_windows import token_counts, windows_of_context, windows_of_question, windows_of_text
 from toys import make_tiny_bert
@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenize
 from ds_distill.data import tokenizer as data_tokenizer
 from ds_distill.data.batches import Units
 from ds_distill.data.spans import word_keys, words_of
+from ds_distill.data.tokenise import tokenise
 from ds_distill.data.tokenizer import load_tokenizer, share_cut, tokens_fingerprint
 from ds_distill.data.windows import NO_ANSWER, question_windows, split_long, word_windows
 from ds_distill.data.word_tokens import owners, ranges, room
@@ -338,6 +339,20 @@ def test_windows_hold_every_word_and_each_counts_where_it_has_most_around_it(
         }
         assert owner[word] == max(around, key=lambda number: around[number])
     assert room(0, total, total).tolist() == [total] * total
+
+
+def test_windows_are_read_by_a_later_model_too(of_words: dict[str, Any], tmp_path: Path) -> None:
+    words = ["the", "interleukin-2", "\u200b", "receptor's"]
+    rows = [{"tokens": words * n, "tags": TAGS[:4] * n} for n in (1, 9, 2)]
+    split = read("token-classification", tmp_path / "data", rows)
+    split = word_windows(split, [*of_words.values()], 24, tmp_path / "split.arrow")
+    assert split.cache_files, "on disk: a split may be larger than memory"
+    for tokenizer in of_words.values():
+        again = tokenise(split, tokenizer, 24)
+        for name in again.column_names:
+            assert name.startswith(tokens_fingerprint(tokenizer))
+            assert split.features[name] == again.features[name]
+            assert split[name][:] == again[name][:]
 
 
 def test_roberta_reads_words_with_a_space_before_each(of_words: dict[str, Any]) -> None:
