@@ -278,7 +278,7 @@ class Collator:
         )
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
         check_cached_rows(cached, len(rows.labels))
-        candidates = next(iter(rows.views.values())).candidates if rows.views else None
+        candidates = next(iter(rows.views.values())).candidates
         if candidates is not None:
             cached = {name: cut_to(candidates, of_model) for name, of_model in cached.items()}
         sets = rows.sets

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, RowsOf, Units, label_rows
-from ds_distill.data.columns import example_keys, labels_of
+from ds_distill.data.columns import example_keys, flat_lists, labels_of
 from ds_distill.data.groups import CHOOSING_SPLIT
 from ds_distill.data.masking import HiddenWordsCollator
 from ds_distill.data.predictions import FilePredictions, open_predictions
@@ -29,6 +29,7 @@ from ds_distill.data.tokenizer import (
     tokenizer_fingerprint,
     tokens_fingerprint,
 )
+from ds_distill.data.word_tokens import NO_TOKEN
 from ds_distill.engine.predict import Bar, ModelRunner
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
@@ -341,19 +342,26 @@ class TaskData:
     def _tokenised(
         self, split: str, reference: ModelReference, cuts: PreTrainedTokenizerBase
     ) -> datasets.Dataset:
-        file = self.folder / split / f"tokens-{VERSION}-{tokens_fingerprint(cuts)}.arrow"
-        units = self.table(split)
-        if any(name.endswith(":candidates") for name in units.column_names):
-            raise UserError(
-                f"{reference.name} cuts texts into other tokens than the models with which split "
-                f"{split!r} was read, and an answer is some of these. Start from one of them."
-            )
+        """The tokens of a split's units, of a model that is none of `_models` or reads whole
+        texts. Raises UserError where they have not the units' rows."""
+        fingerprint, units = tokens_fingerprint(cuts), self.table(split)
+        file = self.folder / split / f"tokens-{VERSION}-{fingerprint}.arrow"
         if self._world.is_main and not file.is_file():
             label = f"tokenises {split} for {reference.name}"
             with self._bar(label, len(units)) as bar, counted_by(bar.advance):
                 tokenise(units, cuts, self._task.max_length, file)
         self._world.barrier()
-        return datasets.Dataset.from_file(str(file))
+        found = datasets.Dataset.from_file(str(file))
+        lacks = any(name.endswith(":candidates") for name in units.column_names)
+        if (places := f"{fingerprint}:places") in found.column_names:
+            there = flat_lists(found, places)[1] != NO_TOKEN
+            lacks = bool((Units.of(units).counted & ~there).any())
+        if lacks:
+            raise UserError(
+                f"{reference.name} cuts texts into other tokens than the models with which split "
+                f"{split!r} was read, and some of its labels have no token. Start from one of them."
+            )
+        return found
 
     def predictions(self, path: Path) -> FilePredictions:
         """What a teacher's file has of the task's examples. Every rank must call this. Raises as
