@@ -39,7 +39,7 @@ class Units:
     """int64 [R]: class ids; of an answer the classes of its first and last token; or [R, L]: of
     each label whether an example has it. -1 where there is none. Or float32 [R]: numbers, NaN
     where there is none."""
-    marks: torch.Tensor
+    marks: np.ndarray
     """int64 [N, M], see `Groups`."""
     offsets: np.ndarray
     """int64 [N + 1]: the first row of each unit, and R."""
@@ -89,14 +89,13 @@ class Units:
         marks = hash_keys(keys.numpy())[:, None] if marks is None else marks
         offsets = np.arange(len(labels) + 1) if offsets is None else offsets
         every, numbers = np.ones(len(labels), dtype=bool), np.arange(len(keys))
-        marked = torch.from_numpy(marks)
-        return Units(keys, labels, marked, offsets, every, every, numbers, places=numbers)
+        return Units(keys, labels, marks, offsets, every, every, numbers, places=numbers)
 
     @cached_property
     def groups(self) -> Groups:
         """What the units have in common: those of one file, or copies of one text, are too similar
         to fit on some and evaluate on others."""
-        return Groups(self.keys.numpy(), self.marks.numpy())
+        return Groups(self.keys.numpy(), self.marks)
 
     @property
     def group_keys(self) -> torch.Tensor:
@@ -159,7 +158,7 @@ class Units:
             self,
             keys=self.keys[chosen],
             labels=self.labels[rows],
-            marks=self.marks[chosen],
+            marks=self.marks[indices],
             offsets=offsets,
             owned=self.owned[rows],
             counted=self.counted[rows],

@@ -118,11 +118,6 @@ class LabelIds:
             self._ids = {number: number for number in range(len(labels))}
         self._find_again = lru_cache(typed=True)(self._find)  # the labels of many rows are few
 
-    @staticmethod
-    def is_one(label: Any) -> bool:
-        """Whether it is no mark of a row without a label."""
-        return bool(label >= 0)
-
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
         try:
@@ -186,11 +181,6 @@ class LabelSets:
     def _are_vectors(self) -> bool:
         return vector_length(self._reader, self._column) == self._length
 
-    @staticmethod
-    def is_one(label: Any) -> bool:
-        """As of `LabelIds`."""
-        return bool(label[0] >= 0)
-
     def of_value(self, value: object, location: str) -> np.ndarray:
         """int64 [L]. Raises UserError where a label is not known or stands twice, or it is no
         list."""
@@ -241,11 +231,6 @@ class Numbers:
 
     def __init__(self, task: Task, reader: Reader, column: str) -> None:
         self._task, self._column, self._from_text = task, column, reader.numbers_are_text
-
-    @staticmethod
-    def is_one(label: Any) -> bool:
-        """As of `LabelIds`."""
-        return bool(label == label)
 
     def of_value(self, value: object, location: str) -> np.float32:
         """NaN for no label. Raises UserError where it is no number, or none that is finite."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ds_distill.data.columns import BATCH, QUESTIONS, WORDS, text_schema, write_columns
 from ds_distill.data.groups import NAMED, named_columns
-from ds_distill.data.labels import LabelIds, LabelSets, Numbers, label_array
+from ds_distill.data.labels import LabelIds, LabelSets, Numbers, is_labelled, label_array
 from ds_distill.data.readers.base import (
     Reader,
     check_text,
@@ -181,14 +181,13 @@ class TextRows(RowForm):
             [text_of(row, name, location) for location, row in rows]
             for name in self.key_columns.values()
         ]
-        labels: list[Any] = [-1] * len(rows)
-        labelled = [False] * len(rows)
+        labels = np.full(len(rows), -1)
         if self._labels is not None:
             column, of_value = self.label_column, self._labels.of_value
-            labels = [of_value(row.get(column), location) for location, row in rows]
-            labelled = [*map(self._labels.is_one, labels)]
+            labels = np.array([of_value(row.get(column), location) for location, row in rows])
         keys = content_keys(*texts)
-        return labelled, [*texts, label_array(np.array(labels)), keys[:, 0], keys[:, 1]]
+        columns = [*texts, label_array(labels), keys[:, 0], keys[:, 1]]
+        return is_labelled(labels).tolist(), columns
 
 
 class WordRows(RowForm):

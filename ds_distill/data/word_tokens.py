@@ -271,17 +271,14 @@ class TextCutter:
 
         def first_word(first: int) -> list[TextTokens]:
             start, end = words[first]
-            return [
-                _part(of_one, np.searchsorted(last, start), of_word[first + 1], start)
-                if cut[first]
-                else self._alone(number, text[start:end])
-                for number, (of_one, last, of_word) in enumerate(
-                    zip(tokens, lasts, offsets, strict=True)
-                )
-            ]
+            return [self._alone(number, text[start:end]) for number in range(len(tokens))]
 
         def lone(first: int) -> list[int]:
-            return [len(of_word.ids) for of_word in first_word(first)]
+            if not cut[first]:
+                return [len(of_one.ids) for of_one in first_word(first)]
+            begins = (np.searchsorted(last, words[first, 0]) for last in lasts)
+            ends = (of_word[first + 1] for of_word in offsets)
+            return [int(end - begin) for begin, end in zip(begins, ends, strict=True)]
 
         def following(first: int, end: int) -> int:
             back = np.searchsorted(offsets[0], offsets[0][end] - overlap, side="left")

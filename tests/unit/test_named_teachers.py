@@ -20,7 +20,7 @@ from ds_distill.data.batches import Units
 from ds_distill.data.groups import teacher_ids
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.data.windows import question_windows, split_long, word_windows
+from ds_distill.data.windows import split_long, word_windows
 from ds_distill.errors import UserError
 from ds_distill.keys import name_id
 from ds_distill.recipe import Recipe
@@ -78,46 +78,24 @@ def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
     make_tiny_bert(tmp_path / "model", toy_vocabulary())
     tokenizer = load_tokenizer(str(tmp_path / "model"), None)
     of_words = load_tokenizer(str(tmp_path / "model"), None, of_words=True)
-    texts = [" ".join([word] * length) for word, length in zip("abcd", (3, 40, 90, 5), strict=True)]
     columns = {"columns": {"teacher": "who"}}
-    plain = [{"text": text, "who": name} for text, name in zip(texts, NAMES, strict=True)]
-    folder = written(tmp_path / "texts", plain)
-    asked = [
-        {
-            "question": "a",
-            "context": row["text"],
-            "answers": [{"text": row["text"][:1], "start": 0}],
-            "who": row["who"],
-        }
-        for row in plain
+    rows = [
+        {"text": " ".join([word] * size), "tokens": [word] * size, "tags": ["O"] * size, "who": who}
+        for word, size, who in zip("abcd", (3, 40, 90, 5), NAMES, strict=True)
     ]
-    questions = written(tmp_path / "questions", asked)
-    tagged = [
-        {"tokens": row["text"].split(), "tags": ["O"] * len(row["text"].split()), "who": row["who"]}
-        for row in plain
-    ]
-    tagged[0]["tags"][0] = "B-x"
-    words = written(tmp_path / "words", tagged)
+    rows[0]["tags"][0] = "B-x"
+    folder = written(tmp_path / "rows", rows)
     made = {
-        "masked-lm": split_long(read(folder, "masked-lm", **columns), [tokenizer], 16),
-        "questions": question_windows(
-            read(questions, "extractive-qa", **columns), tokenizer, 16, 4
-        ),
-        "characters": word_windows(read(questions, "character-spans", **columns), [of_words], 16),
-        "words": word_windows(read(words, "token-classification", **columns), [of_words], 16),
+        "text": split_long(read(folder, "masked-lm", **columns), [tokenizer], 16),
+        "words": word_windows(read(folder, "token-classification", **columns), [of_words], 16),
     }
-    for kind, windows in made.items():
-        assert len(windows) > 8, kind
-        first = windows["words"] if "words" in windows.column_names else windows["text"]
-        if kind == "questions":
-            first = windows["text_b"]
-        letters = [of_one[0][0] for of_one in first]
-        wanted = ids([NAMES["abcd".index(letter)] for letter in letters])
+    for column, windows in made.items():
+        wanted = ids([NAMES["abcd".index(of_one[0][0])] for of_one in windows[column]])
         examples = Units.of(windows)
-        assert examples.teacher_ids is not None
-        assert examples.teacher_ids.tolist() == wanted, kind
-        some = np.array([3, 1])
-        assert examples.at(some).teacher_ids.tolist() == [wanted[3], wanted[1]]  # type: ignore[union-attr]
+        assert examples.teacher_ids is not None and len(windows) > 8
+        assert examples.teacher_ids.tolist() == wanted
+        some = examples.at(np.array([3, 1])).teacher_ids
+        assert some is not None and some.tolist() == [wanted[3], wanted[1]]
 
 
 def test_a_batch_of_ones_own_names_teachers() -> None:
