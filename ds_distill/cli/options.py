@@ -79,25 +79,6 @@ ResumeOption = Annotated[
         "after a run that has the folder still.",
     ),
 ]
-JobsOption = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
-    ),
-]
-RanksOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Ranks of each run, on this machine; without GPUs, CPU processes. Runs at once are "
-        "then no more than have a GPU, or a core, for each rank.",
-        show_default="runs are not launched",
-    ),
-]
-KeepOption = Annotated[
-    bool,
-    typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
-]
 
 
 @dataclass(frozen=True)
@@ -120,15 +101,6 @@ class Given:
         named = [loaded.student.model, *loaded.encoders.values(), *models]
         go_offline([*named, *data], loaded.models_folder)
         return loaded
-
-
-@dataclass(frozen=True)
-class HowToRun:
-    """The processes of runs of runs."""
-
-    jobs: JobsOption = 1
-    num_gpus: RanksOption = None
-    keep: KeepOption = False
 
 
 def command(

@@ -10,12 +10,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ds_distill.cli.loading import print_reading, quiet_libraries
-from ds_distill.cli.options import Given, HowToRun, SmallOption, command
+from ds_distill.cli.options import Given, SmallOption, command
 from ds_distill.process.signals import exit_on_signal, same_command
 from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
-    from ds_distill.sweep.runs import SweepRun
+    from ds_distill.sweep.sweep import Sweep
+
+
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
+    ),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Ranks of each run, on this machine; without GPUs, CPU processes. Runs at once are "
+        "then no more than have a GPU, or a core, for each rank.",
+        show_default="runs are not launched",
+    ),
+]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
+]
 
 
 @command("ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")
@@ -35,8 +56,9 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the sweep in the folder.")
     ] = False,
-    *,
-    how: HowToRun,
+    jobs: JobsOption = 1,
+    num_gpus: RanksOption = None,
+    keep: KeepOption = False,
 ) -> None:
     """Run recipes under several settings and seeds, and compare the students.
 
@@ -62,23 +84,24 @@ def sweep(
     runs = runs_of(recipes, path, {name: group for name, (_, group) in files.items()})
     check_folder(path, resume=resume)
     quiet_libraries()
-    run_sweep(path, runs, how, resume)
-
-
-def run_sweep(path: Path, runs: list[SweepRun], how: HowToRun, resume: bool) -> None:
-    """Check the runs, run what is left, report what was found. Exits with 1 where one failed."""
-    from ds_distill.process.machine import visible_gpus
-    from ds_distill.sweep.sweep import Pool, Sweep, check_runs, launches_at_once
-    from ds_distill.sweep.tables import write_report
+    from ds_distill.sweep.sweep import Sweep, check_runs
 
     asked = Sweep(path, runs)
-    if how.num_gpus is not None:
-        asked.check_ranks(how.num_gpus)
+    if num_gpus is not None:
+        asked.check_ranks(num_gpus)
     if not resume:
         for note in check_runs(runs, print_reading):
             say(f"Note: {note}")
-    gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
-    lines = asked.what_it_does()
+    run_sweep(asked, jobs, num_gpus, keep)
+
+
+def run_sweep(asked: Sweep, jobs: int, ranks: int | None, keep: bool) -> None:
+    """Run what is left, and report what was found. Exits with 1 where a run failed."""
+    from ds_distill.process.machine import visible_gpus
+    from ds_distill.sweep.sweep import Pool, launches_at_once
+    from ds_distill.sweep.tables import write_report
+
+    gpus, lines = visible_gpus(), asked.what_it_does()
     if ranks is not None:
         jobs = launches_at_once(jobs, ranks, gpus)
         lines.append(f"Each has {ranks} ranks; at once: {jobs}")
@@ -88,7 +111,7 @@ def run_sweep(path: Path, runs: list[SweepRun], how: HowToRun, resume: bool) -> 
     pool = Pool(jobs, gpus, ranks)
     message = f"{asked.path} keeps what is done. Continue with: {same_command('--resume')}"
     with exit_on_signal(lambda: message, pool.end):
-        failed = asked.run(pool, how.keep, say)
+        failed = asked.run(pool, keep, say)
     say(f"\n{write_report(asked)}\n\nReport   {asked.path / 'report.html'}")
     say(f"Results  {asked.path / 'results.json'}")
     if failed:

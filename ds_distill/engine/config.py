@@ -87,18 +87,24 @@ gathered meanwhile."""
 
 
 def micro_batches_together(
-    stage: int, micro_batch: int, micro_steps: int, length: int, signals: int | None = None
+    stage: int,
+    micro_batch: int,
+    micro_steps: int,
+    length: int,
+    signals: int = 0,
+    packs: bool = False,
 ) -> int:
     """Over how many micro-batches live teachers run at once: over as many as have TOKENS_AT_ONCE,
     of a part of an optimizer step, or of up to STEPS_AHEAD whole steps.
 
     micro_batch: examples. length: tokens of the longest one. signals: bytes of what they say of a
-        micro-batch, of which SIGNALS_AHEAD are held; None where no step is read ahead, because
-        steps of unlike lengths would be padded to the longest, and no weights are gathered.
+        micro-batch, of which SIGNALS_AHEAD are held; 0 without live teachers.
+    packs: whether all run without padding. Else, below stage 3, no step is read ahead: steps of
+        unlike lengths would be padded to the longest, and no weights are gathered.
     """
     tokens = TOKENS_AT_ONCE if stage == 3 else TOKENS_AT_ONCE // 4
     together = max(1, tokens // (micro_batch * length))
-    if together < micro_steps or signals is None:
+    if together < micro_steps or not signals or (stage < 3 and not packs):
         return min(micro_steps, together)
     steps = min(STEPS_AHEAD, together // micro_steps, SIGNALS_AHEAD // (micro_steps * signals))
     return micro_steps * max(1, steps)

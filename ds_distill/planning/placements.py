@@ -245,12 +245,9 @@ class Job:
             for name, teacher in self.teachers.items()
         )
         half = self._dtype.itemsize == 2 or self.device.has_bf16  # by autocast
-        ahead = signals > 0 and (
-            stage == 3 or run_packed(self.recipe, self.device, self.teachers, half=half)
-        )
-        return micro_batches_together(
-            stage, self.micro_batch, self.micro_steps, length, signals if ahead else None
-        )
+        packs = run_packed(self.recipe, self.device, self.teachers, half=half)
+        steps = self.micro_batch, self.micro_steps
+        return micro_batches_together(stage, *steps, length, signals, packs)
 
     def _step(
         self,

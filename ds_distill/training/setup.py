@@ -177,7 +177,5 @@ def _read_together(job: Job, run: Run, stage: int) -> int:
     tokens = examples * task.max_length
     share = 1.0 if bundle.every_token else task.row_share
     signals = bundle.signal_bytes(examples if share is None else round(share * tokens), tokens)
-    ahead = signals > 0 and (stage == 3 or job.collate.packs_all(bundle.teachers))
-    return micro_batches_together(
-        stage, examples, micro_steps, task.max_length, signals if ahead else None
-    )
+    packs = job.collate.packs_all(bundle.teachers)
+    return micro_batches_together(stage, examples, micro_steps, task.max_length, signals, packs)

@@ -64,6 +64,7 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     assert found["missing"] == [name.replace("1e-2", "1e30") for name in GOOD]
     [row] = found["settings"]
     assert row["seeds"] == ["1", "2"] and row["score"]["interval"] is not None
+    assert row["score"]["over"] == ["seeds", "examples"]
     for name in GOOD:
         # Of shared phases nothing ran again; weights are gone, the rest of a run is there.
         assert "fine-tune: done before" in (folder / "logs" / f"{name}.txt").read_text()

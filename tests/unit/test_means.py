@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import written
+from runs import command_line, written
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import mean_interval
@@ -82,6 +82,27 @@ def test_recipes_are_files_or_folders_of_which_those_below_are_groups(tmp_path):
     for words, why in ((["s", "t"], "two recipes have the same name"), (["n"], "without recipes")):
         with pytest.raises(UserError, match=why):
             recipes_of([str(tmp_path / word) for word in words])
+
+
+def test_the_command_makes_runs_of_each_recipe_in_its_group(recipe, tmp_path, monkeypatch):
+    (tmp_path / "pair").mkdir()
+    for name in ("one", "two"):
+        Path(recipe(name)).rename(tmp_path / "pair" / f"{name}.yaml")
+    asked: list[Any] = []
+    monkeypatch.setattr("ds_distill.cli.sweep.run_sweep", lambda *given: asked.append(given))
+    monkeypatch.setattr("ds_distill.sweep.sweep.check_runs", lambda *given: [])
+    words = ["sweep", tmp_path, recipe("three"), "student.model=./a,./b", "training.epochs=3"]
+    with pytest.raises(UserError, match="two recipes have the same name"):
+        command_line(*words)
+    words[1] = tmp_path / "pair"
+    command_line(*words, "--folder", tmp_path / "sweep", "--jobs", "3", "--keep")
+    [(sweep, *options)] = asked
+    assert options == [3, None, True] and sweep.path == tmp_path / "sweep"
+    found = {(run.variant.recipe, run.recipe.student.model) for run in sweep.runs}
+    assert found == {*product(("one", "two", "three"), ("./a", "./b"))}
+    assert {run.recipe.phases[0].epochs for run in sweep.runs} == {3}
+    groups = {run.variant.recipe: Path(run.group).name for run in sweep.runs}
+    assert groups == {"one": "one.yaml", "two": "two.yaml", "three": "three.yaml"}
 
 
 def commands() -> dict[str, list[str]]:

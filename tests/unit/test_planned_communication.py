@@ -79,7 +79,7 @@ def test_live_teachers_run_once_a_step_at_stage_3() -> None:
 @pytest.mark.parametrize(
     ("stage", "micro_batch", "micro_steps", "signals", "steps"),
     [
-        (1, 4, 8, None, 1),
+        (1, 4, 8, 0, 1),
         (1, 4, 8, 1, 4),  # 16,384 tokens
         (3, 4, 8, 1, 8),  # more would be an age for a stop
         (3, 4, 8, 2**23, 4),  # 256 MiB of what they say
@@ -88,10 +88,12 @@ def test_live_teachers_run_once_a_step_at_stage_3() -> None:
     ],
 )
 def test_how_many_steps_are_read_at_once(
-    stage: int, micro_batch: int, micro_steps: int, signals: int | None, steps: float
+    stage: int, micro_batch: int, micro_steps: int, signals: int, steps: float
 ) -> None:
-    found = micro_batches_together(stage, micro_batch, micro_steps, 128, signals)
+    found = micro_batches_together(stage, micro_batch, micro_steps, 128, signals, packs=True)
     assert found == steps * micro_steps
+    padded = micro_batches_together(stage, micro_batch, micro_steps, 128, signals)
+    assert padded == (found if stage == 3 else min(found, micro_steps))
 
 
 def test_what_is_whole_at_a_time_is_bounded() -> None:
