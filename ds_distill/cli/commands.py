@@ -320,6 +320,10 @@ def profile(
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the profile to this file, too.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Of a run: draw its models' quality against latency (.svg)."),
+    ] = None,
 ) -> None:
     """Where time and memory go: of each training of a recipe, or of a finished run's models.
 
@@ -331,15 +335,23 @@ def profile(
     Of a run, whose folder is in place of RECIPE: size, latency, throughput and score of teachers
     and students.
     """
+    from ds_distill.reporting.figures import check_figure
+
     run = Path(given.recipe)
+    if figure is not None:
+        check_figure(figure)
     if not (run / "recipe.yaml").is_file():
+        if figure is not None:
+            raise UserError(f"--figure {figure}: is of a finished run's models. Leave it out.")
         _trainings(given, steps, folder, json)
         return
     quiet_libraries()
-    from ds_distill.profiling.models import models_tables, profile_models
+    from ds_distill.profiling.models import models_tables, plot_models, profile_models
 
     found = profile_models(run, partial(say, error=True))
     _show({"models": found}, models_tables(found), json)
+    if figure is not None:
+        plot_models(found, figure)
 
 
 def _trainings(given: Given, steps: int, folder: Path | None, json: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ds_distill.planning.units import gib, milliseconds
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import START
 from ds_distill.records import read_results
-from ds_distill.reporting.results import records_of
+from ds_distill.reporting.figures import new_figure, of_scores
+from ds_distill.reporting.results import records_of, task_metric_of
 from ds_distill.run.folder import RunFolder, why_no_models
 from ds_distill.run.speed import Case, load_trained, measure
 from ds_distill.tables import Table
@@ -120,3 +122,33 @@ def models_tables(models: Sequence[ProfiledModel]) -> Iterator[Table]:
                 for name, case in cases
             ],
         )
+
+
+_COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}
+
+
+def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
+    """Quality against latency. Raises UserError where no model has a score."""
+    metric = task_metric_of(models[0])
+    factor = 100 if metric.is_share() else 1
+    scores = {one["name"]: factor * one["score"] for one in models if one["score"] is not None}
+    if not scores:
+        raise UserError(f"--figure {path}: the run's evaluate phase gave no scores.")
+    cases = [
+        max((c for c in m["cases"] if c["batch"] == 1), key=itemgetter("length")) for m in models
+    ]
+    times = {m["name"]: 1e3 * c["percentiles"][0] for m, c in zip(models, cases, strict=True)}
+    with new_figure(path, (7.5, 4.5)) as [axis]:
+        for role, colour in _COLOURS.items():
+            named = [one["name"] for one in models if one["role"] == role and one["name"] in scores]
+            at = [(times[name], scores[name]) for name in named]
+            axis.scatter(*zip(*at, strict=True) if at else ([], []), color=colour, label=role)
+            for name, position in zip(named, at, strict=True):
+                beside = {"textcoords": "offset points", "xytext": (6, 4), "fontsize": 8}
+                axis.annotate(name, position, **beside)
+        axis.set_ylim(of_scores(scores.values(), in_percent=metric.is_share()))
+        axis.set_xlim(0, 1.3 * max(times[name] for name in scores))
+        axis.set_xlabel(f"median milliseconds of one text of {cases[0]['length']} tokens")
+        axis.set_ylabel(metric.title + (", %" if metric.is_share() else ""))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

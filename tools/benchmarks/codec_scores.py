@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from figures import new_figure
 from topk_codec import TopKCodec
 from torch import Tensor
 
 from ds_distill.cache.codecs import CompactCodec, VocabularyCodec
 from ds_distill.caching.fidelity import divergence
+from ds_distill.reporting.figures import new_figure
 from ds_distill.tables import Table
 
 

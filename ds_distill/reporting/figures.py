@@ -1,8 +1,8 @@
-"""Figures of studies, as files."""
+"""Figures that commands draw, as files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,24 @@ def check_figure(path: Path) -> str:
 
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
 """By the file's kind: no time in its metadata."""
+
+LEAST_POINTS = 10.0
+"""Of an axis of per cent: models that are level are to look level."""
+LEAST_SHARE = 0.1
+"""Of the largest value, for axes of other metrics."""
+
+
+def of_scores(scores: Iterable[float], *, in_percent: bool) -> tuple[float, float]:
+    """The limits of an axis of scores: none lies on the frame, and the axis is not so short that
+    small differences look large.
+
+    scores: one or more. in_percent: whether they are, from 0 to 100.
+    """
+    low, high = min(scores := [*scores]), max(scores)
+    least = LEAST_POINTS if in_percent else LEAST_SHARE * max(abs(low), abs(high)) or 1.0
+    span = max(1.3 * (high - low), least)
+    middle = (low + high) / 2
+    return middle - span / 2, middle + span / 2
 
 
 @contextmanager
