@@ -40,6 +40,7 @@ from ds_distill.data.batches import (
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.data.windows import question_windows, word_windows
+from ds_distill.evaluation.answers import Answers
 from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy, Seen
 from ds_distill.models.encoder import read_signals
@@ -418,8 +419,12 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     last = len(examples) - 1
     assert examples.counts == {"examples": 2, "windows": len(examples)}, "as records say"
     assert examples.at(np.array([0])).counts == {"examples": 1}
-    counted = ExtractiveQAKind(ExtractiveQA(data={"path": "data"}), []).counted(examples)
-    assert np.flatnonzero(counted).tolist() == [0, 1], "metrics are of questions"
+    kind = ExtractiveQAKind(ExtractiveQA(data={"path": "data"}), [])
+    counted = np.flatnonzero(kind.counted(examples))
+    assert counted.tolist() == [0, 1], "metrics are of questions"
+    assert kind.labels_of(examples.at(counted)).shape == (2, 2), "the mark is as before"
+    finite = kind.finite(Answers([], np.arange(len(examples)) != 1))
+    assert examples.of_rows[~finite].tolist() == [1, 1]
     batch = collate(np.array([last, 0, 1]))
     view = batch.views["student"]
     assert isinstance(view, PaddedView) and view.candidates is not None
