@@ -80,7 +80,8 @@ def _stays_apart(weight: nn.Parameter) -> bool:
 
 
 def _joined(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    whole = torch.cat([weight.detach() for weight in weights])
+    with torch.inference_mode(False):  # a later pass may be one of a training
+        whole = torch.cat([weight.detach() for weight in weights])
     for weight, part in zip(weights, whole.chunk(len(weights)), strict=True):
         weight.data = part
     return whole
@@ -245,6 +246,7 @@ def _states(
     if attend is None:
         context = partial(_context, captured, attention_mask, options)
     else:
+        assert not _rate(layers[0].attention.dropout), "packed attention has no dropout"
         hidden, context = hidden[0], partial(_context_of_tokens, captured, attend)
     captured.keep(0, hidden_states)
     for layer in layers:

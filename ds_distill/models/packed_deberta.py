@@ -34,12 +34,12 @@ def last_states(body: Any, view: PackedView, captured: Captured) -> torch.Tensor
         token_type_ids=torch.zeros_like(view.input_ids)[None] if types is None else types[None],
         position_ids=view.position_ids[None],
     )[0]
-    tables = _tables(body.encoder)
+    layers, tables = _layers(body.encoder), _tables(body.encoder)
     captured.keep(0, hidden[None])
     on_kernel = _on_kernel(hidden)
     attend = flash_attention if on_kernel else plain_attention
     with _tiles(view, body.config) if on_kernel else nullcontext(view) as view:
-        for number, layer in enumerate(_layers(body.encoder), start=1):
+        for number, layer in enumerate(layers, start=1):
             context = _attention(layer, hidden, tables, view, attend)
             hidden = layer.output(layer.attended(context, hidden))
             captured.keep(number, hidden[None])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -204,7 +205,9 @@ def by_modules() -> Iterator[None]:
 def test_a_flat_pass_gives_the_numbers_of_the_modules(
     family: str, packed: bool, rows: bool
 ) -> None:
-    """To the bit; also what is taken of its states and its attention."""
+    """Also what is taken of its states and its attention. One product of frozen weights may add up
+    in another order than three, on some machines."""
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
     model, view = made(family, packed, rows)
     layers = () if "deberta" in family else (1, -1)
     reads = Reads((0, 1, -1), queries=layers, keys=layers, values=layers)
@@ -217,12 +220,11 @@ def test_a_flat_pass_gives_the_numbers_of_the_modules(
     assert count == 0
     assert found.hidden.keys() == own.hidden.keys() == {0, 1, -1}
     for layer, state in own.hidden.items():
-        assert torch.equal(found.hidden[layer], state)
-    assert torch.equal(found.logits, own.logits)
+        close(found.hidden[layer], state)
+    close(found.logits, own.logits)
     for layer in layers:
         for name in ("queries", "keys", "values"):
-            ours, theirs = (getattr(of.attention[layer], name) for of in (found, own))
-            assert torch.equal(ours, theirs)
+            close(*(getattr(of.attention[layer], name) for of in (found, own)))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

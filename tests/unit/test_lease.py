@@ -183,5 +183,5 @@ def test_a_run_that_goes_on_by_itself_waits_and_a_persons_start_does_not(
     world = SimpleNamespace(is_main=True, size=1, device="cpu", barrier=lambda: None)
     refused = pytest.raises(UserError, match="in use by process 1 on host node-7")
     end: Any = nullcontext() if resume == "auto" else refused
-    with end, _prepared(recipe, folder, world, None, resume):  # type: ignore[arg-type]
+    with end, _prepared(recipe, folder, world, {}, resume):  # type: ignore[arg-type]
         assert (tmp_path / lease.NAME).read_text() != FOREIGN

@@ -390,7 +390,7 @@ CHANGES = {
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "deberta" in name])
 @pytest.mark.parametrize("change", CHANGES)
 def test_position_tables_of_frozen_weights_are_made_once(family, change):
-    """Outputs are to the bit those of a model that makes them in each pass."""
+    """Outputs are to the bit those of a model that makes them in this pass."""
     _, model = models(family, HEADS[0])
     model.requires_grad_(False)
     view = PackedView.of(padded_view([9, 1, 14]))
@@ -401,7 +401,7 @@ def test_position_tables_of_frozen_weights_are_made_once(family, change):
         make(model)
     for made in (again * projections, projections if change == "trained" else 0):
         states, count = tables_made(model, view)
-        own, _ = tables_made(copy.deepcopy(model).requires_grad_(True), view)
+        own, _ = tables_made(copy.deepcopy(model), view)
         assert count == made and torch.equal(states, own)
 
 
@@ -409,8 +409,8 @@ def test_position_tables_are_those_of_a_pass_in_another_precision():
     _, model = models("deberta-v3", HEADS[0])
     model.requires_grad_(False)
     view = PackedView.of(padded_view([9, 1, 14]))
-    own = copy.deepcopy(model).requires_grad_(True)
     for cast in (False, True, False):
+        own = copy.deepcopy(model)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cast):
             assert torch.equal(tables_made(model, view)[0], tables_made(own, view)[0])
 
