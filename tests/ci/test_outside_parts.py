@@ -101,8 +101,8 @@ def check_results(folder: Path) -> None:
     assert "confident" in compared and "average" in compared
     page, card = (folder / "report.html").read_text(), (folder / "student/README.md").read_text()
     assert "<th>worst class</th>" in page and "| worst class |" in card
-    for name in ("confident", "soup"):
-        assert f">{name}" in page and f"| {name} | student |" in card
+    for name, shown in (("confident", "confident (shipped)"), ("soup", "soup")):
+        assert f">{name}" in page and f"| {shown} | student |" in card
     assert any("reverse_kl" in event for event in events(folder))
     evaluated = logged(folder, "evaluation")
     assert len(evaluated) == 5 and all("worst_class" in event for event in evaluated)

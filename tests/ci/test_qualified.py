@@ -38,6 +38,8 @@ def test_who_left_and_why_is_recorded_and_shown(one):
     for text in ((one / "console.txt").read_text(), (one / "report.html").read_text()):
         assert "ignorant, which" in " ".join(text.split())
     assert "Left out: ignorant" in (one / "student" / "README.md").read_text()
+    scored = [(score["teacher"], score["phase"]) for score in results(one)["teacher_scores"]]
+    assert scored == [(name, record["phase"]) for name in record["teachers"]]
 
 
 def test_phases_after_it_have_the_others(one):

@@ -103,16 +103,16 @@ def test_a_killed_training_ends_as_if_left_alone(settings, in_this_process, tmp_
     file = written({**settings, "phases": settings["phases"][:1]}, tmp_path)
     recipe = load_recipe(file, ["training.epochs=2", "training.dropout=0.2"])
     run_recipe(recipe, whole := tmp_path / "whole")
-    folder, publish = tmp_path / "killed", RunFolder._publish
+    folder, publish = tmp_path / "killed", RunFolder.publish_models
 
-    def between_models(run: RunFolder, number: int, name: str, outputs: Any) -> bool:
-        publish(run, number, name, outputs[:1])
+    def between_models(run: RunFolder, number: int, name: str, epoch: int, records: Any) -> bool:
+        publish(run, number, name, epoch, dict([*records.items()][:1]))
         return True
 
     with interrupted(_Training, "_collate", lambda training, epoch, step: step[0] == 20):
         run_recipe(recipe, folder)
     assert logged(folder, "validation", "reads") and not (folder / "models").exists()
-    with monkeypatch.context() as planted, interrupted(RunFolder, "_publish", between_models):
+    with monkeypatch.context() as planted, interrupted(RunFolder, "publish_models", between_models):
         planted.setattr("shutil.rmtree", lambda *given, **options: None)
         run_recipe(recipe, folder, resume=True)
     assert [path.name for path in (folder / "models").iterdir()] == ["00-reads"]

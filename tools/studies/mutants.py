@@ -85,7 +85,7 @@ EXPLAINED: dict[str, str] = {
     "ds_distill/data/schedule.py: uniform(keys, SHARE).numpy() >= share -> "
     "uniform(keys, SHARE).numpy() > share": "a draw of 53 bits equals the share once in 2^53",
     "ds_distill/losses/logits.py: self._weight / len(heads[0].bias) -> "
-    "self._weight / len(heads[1].bias)": "linear_mse refuses heads of unlike vocabularies",
+    "self._weight / len(heads[1].bias)": "a mean square refuses heads of unlike vocabularies",
     "ds_distill/engine/engine.py: state['device'] = torch.cuda.get_rng_state(device) -> pass": (
         "not equivalent, and not killed here: the line runs on a GPU alone"
     ),
