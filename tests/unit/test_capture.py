@@ -299,7 +299,7 @@ def test_a_flat_pass_follows_its_weights(family: str, part: str) -> None:
     torch.testing.assert_close(after, own)
 
 
-def test_projections_are_one_product_while_they_are_frozen() -> None:
+def test_projections_are_one_product_while_they_are_frozen(tmp_path: Path) -> None:
     """Of one tensor, of which a save writes each part by its name; and trained apart after that."""
     model, view = made("bert", packed=True)
     own = model.base_model.encoder.layer[0].attention.self
@@ -307,6 +307,10 @@ def test_projections_are_one_product_while_they_are_frozen() -> None:
     with torch.no_grad():
         frozen = read_signals(model, view).logits
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    model.save_pretrained(tmp_path)
+    saved = type(model).from_pretrained(tmp_path).base_model.encoder.layer[0].attention.self
+    for name in ("query", "key", "value"):
+        assert torch.equal(saved.get_submodule(name).weight, own.get_submodule(name).weight)
     model.requires_grad_(True)
     trained = read_signals(model, view).logits
     torch.testing.assert_close(trained, frozen)
