@@ -1,8 +1,6 @@
 """Wrong input: one paragraph that names the place, the value, the rule and the fix; exit code 2;
 nothing left behind. The mistakes are in bad_input.yaml."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`ds-distill cache build`: killed and continued, on other numbers of ranks, in a shared folder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -10,14 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cache_files import block_checksums, contents
 from processes import Process, kill_all
-from runs import DS_DISTILL, Moment, Runs, command_line, logged, written
+from runs import DS_DISTILL, Runs, command_line, logged, written
 from toys import make_toy_classifier, write_toy_task
 from transformers import BertForSequenceClassification
 
@@ -61,7 +57,7 @@ def builds(settings, command_environment, tmp_path_factory):
     """`cache build` of one recipe on some ranks."""
     recipe = written(settings, tmp_path_factory.mktemp("recipe"))
 
-    def on(ranks: int) -> Runs:
+    def on(ranks):
         runs = Runs(recipe, command_environment, None)
         on_ranks = ["--num-gpus", str(ranks)] if ranks > 1 else []
         runs.arguments = ["cache", "build", str(recipe), *on_ranks]
@@ -70,21 +66,21 @@ def builds(settings, command_environment, tmp_path_factory):
     return on
 
 
-def finish(build: Runs, folder: Path) -> dict[str, Any]:
+def finish(build, folder):
     """Returns the event that the build began with."""
     build.finish(folder)
     return logged(folder, "cache")[-1]
 
 
-def blocks_are_written(share: float) -> Moment:
+def blocks_are_written(share):
     return lambda folder: blocks(folder) >= share * BLOCKS
 
 
-def cache_of(folder: Path) -> Path:
+def cache_of(folder):
     return folder / "cache" / "00-cache"
 
 
-def blocks(folder: Path) -> int:
+def blocks(folder):
     """Those that are there."""
     return len(list(cache_of(folder).glob("*/shard-*.arrow")))
 
@@ -99,7 +95,7 @@ def whole(builds, tmp_path_factory):
     return cache_of(folder)
 
 
-def check_whole(cache: Path, whole: Path) -> None:
+def check_whole(cache, whole):
     """The same rows with the same bytes, whatever files they lie in."""
     assert block_checksums(cache) == block_checksums(whole)
     CacheReader(cache).verify()
@@ -131,10 +127,10 @@ def workers(builds, tmp_path):
     """Start a worker of the cache tmp_path / "shared"."""
     started = []
 
-    def start(ranks: int = 1) -> Process:
+    def start(ranks=1):
         arguments = [*builds(ranks).arguments, "--worker"]
         arguments.append(f"phases.cache.folder={tmp_path / 'shared'}")
-        how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         how |= {"env": builds(1).environment, "cwd": tmp_path, "start_new_session": True}
         started.append(subprocess.Popen([*DS_DISTILL, *arguments], **how))
         return started[-1]
@@ -145,7 +141,7 @@ def workers(builds, tmp_path):
             kill_all(process)
 
 
-def wait_for_claims(cache: Path, count: int, worker: Process) -> None:
+def wait_for_claims(cache, count, worker):
     """Of blocks."""
     while len(list((cache / BUILDING).glob("*/*.lock"))) < count:
         assert worker.poll() is None, worker.communicate()[0]
@@ -192,7 +188,7 @@ def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill,
     shared["task"]["data"] = {"path": str(task)}
     shared["phases"][0]["cache"]["folder"] = str(tmp_path / "shared")
 
-    def build(name: str) -> dict[str, Any]:
+    def build(name):
         recipe, folder = written({**shared, "name": name}, tmp_path, name), tmp_path / "runs" / name
         ds_distill("cache", "build", recipe, "--folder", folder)
         return json.loads((folder / "phases" / "00-cache.json").read_text())

@@ -1,8 +1,6 @@
 """A build that is killed at any moment goes on where it was, and ends with the same blocks, byte
 for byte, as if nothing had been; only the files that they lie in are others."""
 
-from __future__ import annotations
-
 from unit.test_cache_builds import Series
 
 

@@ -1,7 +1,5 @@
 """Splits from other data, folds, limits, and the folder of data sets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

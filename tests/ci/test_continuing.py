@@ -1,8 +1,6 @@
 """A training that was stopped goes on with the weights and scores that belong together, and says
 where."""
 
-from __future__ import annotations
-
 import pytest
 from unit.test_continuing import (
     recipe,  # noqa: F401

@@ -1,13 +1,9 @@
 """The benchmark of a distillation step: its paths compute the same loss, its record is whole."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from distillation_paths import CLASSES, Setting, prepare
@@ -17,8 +13,6 @@ TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="ze
 SETTINGS = {task: replace(TINY, task=task) for task in ("classification", "masked-lm")}
 FIGURES = {"path", "dtype", "seconds_per_step", "tokens_per_second", "peak_bytes", "first_loss"}
 INSTALLED = importlib.util.find_spec("textbrewer") is not None
-
-Made = tuple[Setting, Path, dict[str, Any], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module", params=SETTINGS)

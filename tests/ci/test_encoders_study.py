@@ -1,7 +1,5 @@
 """The study of compact encoders: its recipes, and what its figures are."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,12 +1,9 @@
 """Experts of different entity types, each trained on data that annotate its own type alone, and one
 student of all of them."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 from runs import losses, results, run_here
@@ -18,7 +15,7 @@ from ds_distill.errors import UserError
 KINDS = ("animal", "food")
 
 
-def write_data(folder: Path) -> None:
+def write_data(folder):
     """By kind a folder whose sentences have entities of both, and tags of that kind alone."""
     draw = random.Random(0)
     for kind in KINDS:

@@ -1,7 +1,5 @@
 """What `make test` shows of some stages and precisions, of the others."""
 
-from __future__ import annotations
-
 import pytest
 from unit.test_checkpoints import check_goes_on, check_goes_on_at_another_stage
 from unit.test_resting import GRID, PAIRED, check_plain_loop, check_rest

@@ -1,14 +1,11 @@
 """A student's vocabulary grows by words of the text, and it learns from a teacher that does not
 know them (VE-KD)."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +47,7 @@ def folder(settings, tmp_path_factory):
     root = tmp_path_factory.mktemp("expanded")
     recipe = load_recipe(written(settings, root))
 
-    def is_expanded(run: Run, reference: Any, **options: Any) -> bool:
+    def is_expanded(run, reference, **options):
         return reference.name == "student" and "models" in Path(reference.model).parts[-2:]
 
     with interrupted(Run, "model", is_expanded):

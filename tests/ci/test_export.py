@@ -1,10 +1,7 @@
 """Exported models compute what transformers' do, and a file that loses too much is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,13 +40,13 @@ numpy.save(sys.argv[3], logits)
 """
 
 
-def small_model(kind: str, head: str) -> Any:
+def small_model(kind, head):
     auto = "SequenceClassification" if head == "Regression" else head
     more = {"num_labels": 1 + (head != "Regression"), "max_position_embeddings": 514}
     return built(kind, getattr(transformers, f"AutoModelFor{auto}"), attention=None, **more)
 
 
-def view_of(head: str, batch: int, length: int, with_types: bool) -> PaddedView:
+def view_of(head, batch, length, with_types):
     """Random tokens; examples of unlike lengths, the first the longest."""
     random = torch.Generator().manual_seed(batch * 1000 + length)
     ids = torch.randint(5, VOCABULARY, (batch, length), generator=random)
@@ -57,7 +54,7 @@ def view_of(head: str, batch: int, length: int, with_types: bool) -> PaddedView:
     lengths[0] = length
     mask = (torch.arange(length) < lengths).long()
     types = (torch.arange(length) >= lengths // 2).long() * mask if with_types else None
-    rows: dict[str, torch.Tensor] = {}
+    rows = {}
     if head == "TokenClassification":
         rows["positions"] = mask.flatten().nonzero()[:, 0]
     if head == "QuestionAnswering":
@@ -76,8 +73,8 @@ def test_a_file_computes_what_the_model_does(kind, head, tmp_path):
     save(program, file)
     save(quantised(program), small)
     exported, in_int8 = OnnxModel(file, model.config), OnnxModel(small, model.config)
-    found: list[tuple[float, float]] = []
-    of_int8: list[tuple[float, float]] = []
+    found = []
+    of_int8 = []
     for batch, length in ((1, 1), (1, 300), (3, 17), (7, 5), (2, 2), (5, 128)):
         view = view_of(head, batch, length, with_types)
         with torch.no_grad():

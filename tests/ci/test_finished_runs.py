@@ -1,13 +1,10 @@
 """What is done with finished runs: a checkpoint's score is that of the run that made it, runs are
 compared example by example, students are exported and pushed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest.mock import create_autospec
 
 import httpx
@@ -46,7 +43,7 @@ def test_a_student_is_exported_where_int8_keeps_its_score(place, tmp_path, monke
         traced = code.replace("dynamic=True", 'dynamic=True, backend="eager"')  # not made to C++
         exec(traced, {})
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {}
+    names = {}
     [code] = python_blocks(folder / "README.md")
     exec(code.replace("model_int8.onnx", "model.onnx"), names)
     [answer] = predict(run, ["A text."])
@@ -62,7 +59,7 @@ def test_a_student_is_exported_where_int8_keeps_its_score(place, tmp_path, monke
         ds_distill("export", run, "--onnx", "--output", tmp_path)
 
 
-def python_blocks(file: Path) -> list[str]:
+def python_blocks(file):
     return re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL)
 
 

@@ -1,10 +1,6 @@
 """Models that an earlier phase made teach a later one, live and from a cache: the four phases of
 Adapt-and-Distill, on the toy task."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from runs import evaluation, interrupted, losses, run_here, written
 from toys import recipe_of
@@ -31,7 +27,7 @@ def folder(followed, tmp_path_factory):
     recipe = load_recipe(written(followed, root))
     check_all(recipe)
 
-    def follows(run: Run, reference: Any, **options: Any) -> bool:
+    def follows(run, reference, **options):
         return reference.name == "domain" and not options.get("new_head")
 
     with interrupted(Run, "model", follows):

@@ -1,12 +1,8 @@
 """Trainings in fp16 under DeepSpeed's loss scale. A CPU without fp16 computes it in software, where
 DeepSpeed has to be told that it may."""
 
-from __future__ import annotations
-
 import copy
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,14 +30,7 @@ def run(toy_settings, in_this_process, tmp_path):
     """Distils the toy task's student from two live teachers that learn first, and evaluates it; or
     only distils, from `teachers`."""
 
-    def made(
-        name: str,
-        deepspeed: str | dict[str, Any],
-        *,
-        resume: bool = False,
-        teach: int = 4,
-        teachers: dict[str, Any] | None = None,
-    ) -> Path:
+    def made(name, deepspeed, *, resume=False, teach=4, teachers=None):
         settings = copy.deepcopy(toy_settings)
         distil = {"teachers": "live", "losses": {"kl": {}, "cross_entropy": {}}, "steps": STEPS}
         if isinstance(deepspeed, dict):
@@ -59,11 +48,11 @@ def run(toy_settings, in_this_process, tmp_path):
     return made
 
 
-def fp16(stage: int, **settings: float) -> dict[str, Any]:
+def fp16(stage, **settings):
     return {"zero_optimization": {"stage": stage}, "fp16": {"enabled": True, **settings}}
 
 
-def steps_of(folder: Path) -> list[dict[str, Any]]:
+def steps_of(folder):
     """The events of the distil phase's steps."""
     return logged(folder, "train", "student")
 

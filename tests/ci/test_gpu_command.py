@@ -1,8 +1,6 @@
 """The one command of what needs a GPU: it judges what steps wrote, keeps to its budget, and goes on
 where it was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,7 +10,6 @@ import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,27 +56,27 @@ def test_every_step_writes_where_it_is_told(tmp_path):
 # --------------------------------------------------------------------- doing them
 
 
-def record_in(folder: Path, names: list[str]) -> Record:
+def record_in(folder, names):
     (folder / "work").mkdir(exist_ok=True)
     return Record(folder / "output", folder / "work", names)
 
 
-def writes(folder: Path, name: str, code: str = "", **more: Any) -> Step:
+def writes(folder, name, code="", **more):
     """A step that appends a line to its results, then runs `code`."""
     file = folder / "work" / f"{name}.txt"
     code = f"open({str(file)!r}, 'a').write('part\\n'); {code}"
-    given: dict[str, Any] = {"limit": 60, "least": 1, "check": lambda folder: ""}
+    given = {"limit": 60, "least": 1, "check": lambda folder: ""}
     return Step(name, results=file.name, command=["-c", code], **{**given, **more})
 
 
-def done(record: Record, chosen: list[Step], seconds: float | None = None) -> dict[str, str]:
+def done(record, chosen, seconds=None):
     budget = Budget(seconds, time.monotonic())
     do_all(chosen, record, budget, environment=dict(os.environ), gpu="H100")
     return {step.name: record.state(step.name) for step in chosen}
 
 
 def test_steps_are_judged(tmp_path, capsys):
-    def bad(folder: Path) -> str:
+    def bad(folder):
         raise ValueError("3 is not 1")
 
     chosen = [

@@ -1,7 +1,5 @@
 """Every kernel compiles for every GPU: the launches that `make test` leaves out."""
 
-from __future__ import annotations
-
 import pytest
 from kernels.test_gpu_compile import cases_of, check_launch
 

@@ -1,7 +1,5 @@
 """The hub is asked once whether it can be reached, and only where a recipe needs it."""
 
-from __future__ import annotations
-
 import json
 
 from processes import python

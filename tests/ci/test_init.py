@@ -1,8 +1,6 @@
 """`ds-distill init` writes recipes that `check` passes, and says which option decides where it
 cannot know."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from runs import command_line as ds_distill

@@ -1,7 +1,5 @@
 """The ops' tests that `make test` does not interpret."""
 
-from __future__ import annotations
-
 from kernels.test_interpreter import MARKED, interpret
 
 SCORES = "attention or relation"

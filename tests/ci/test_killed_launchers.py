@@ -1,8 +1,6 @@
 """Ranks end with the launcher of others that has started them, also when that is killed and cannot
 see to it. test_launch.py kills our own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,7 +18,7 @@ SCRIPTS = Path(sys.executable).parent
 RUN = ["-m", "ds_distill", "run", "toy.yaml"]
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
+def commands(folder):
     """How a user starts two ranks of a run in a folder of each launcher."""
     port = str(free_port())
     python, script = sys.executable, [sys.executable, str(SCRIPTS / "deepspeed")]
@@ -41,7 +39,7 @@ def test_a_killed_launcher_leaves_nothing(toy_settings, command_environment, tmp
     training = {**toy_settings["training"], "epochs": 1000}
     written({**toy_settings, "training": training}, tmp_path, "toy")
     environments = {}
-    started: dict[str, subprocess.Popen[bytes]] = {}
+    started = {}
     try:
         for name, command in commands(tmp_path).items():
             path = f"{SCRIPTS}:{os.environ['PATH']}"
@@ -52,7 +50,7 @@ def test_a_killed_launcher_leaves_nothing(toy_settings, command_environment, tmp
         for name, process in started.items():
             folder = tmp_path / name
 
-            def trains(folder: Path = folder, process: subprocess.Popen[bytes] = process) -> bool:
+            def trains(folder=folder, process=process):
                 assert process.poll() is None, (tmp_path / f"{folder.name}.log").read_text()
                 return any("loss" in event for event in events(folder))
 

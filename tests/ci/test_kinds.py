@@ -1,11 +1,8 @@
 """Each kind of task: cached and live teachers teach the same, scores are what another library
 counts on the shipped student alone, and what is said of it is of its kind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +29,6 @@ from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.recipe.metrics.answers import word_f1
 from ds_distill.recipe.tasks import TASKS
 
-Settings = dict[str, Any]
 KINDS = ("token-classification", "character-spans", "extractive-qa", "multi-label", "regression")
 MODELS = ("first", "second", "average", "live")
 
@@ -89,7 +85,7 @@ def test_what_is_recorded_and_said_is_of_the_kind(run, kind):
         assert (routing["over"], routing["metric"]) == (over, metric)
 
 
-def rows(run: Path, split: str) -> list[dict[str, Any]]:
+def rows(run, split):
     folder = Path(yaml.safe_load((run / "recipe.yaml").read_text())["task"]["data"]["path"])
     if (file := folder / f"{split}.jsonl").is_file():
         return [json.loads(line) for line in file.read_text().splitlines()]
@@ -113,12 +109,12 @@ def test_the_student_scores_the_same_in_transformers(run, kind, settings, tmp_pa
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def of_entities(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
+def of_entities(run, split, tokenizers, task):
     """In the windows that every model reads, each word where it has most around it."""
     model = AutoModelForTokenClassification.from_pretrained(run / "student")
     tokenizer = AutoTokenizer.from_pretrained(run / "student")
     truth = [row["tags"] for row in rows(run, "test")]
-    predicted: list[list[str]] = [[] for _ in truth]
+    predicted = [[] for _ in truth]
     windows = word_windows(split, tokenizers, task.max_length)
     assert len(windows) > len(truth)
     for window in windows:
@@ -132,13 +128,13 @@ def of_entities(run: Path, split: Any, tokenizers: list[Any], task: Any) -> floa
     return float(seqeval.metrics.f1_score(truth, predicted))
 
 
-def of_characters(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
+def of_characters(run, split, tokenizers, task):
     model = AutoModelForTokenClassification.from_pretrained(run / "student")
     truth, seen = ([np.zeros(len(row["text_b"]), dtype=bool) for row in split] for _ in range(2))
     for marked, row in zip(truth, split, strict=True):
         for answer in row["answers"]:
             marked[answer["start"] : answer["start"] + len(answer["text"])] = True
-    before: dict[int, dict[int, int]] = {}  # question -> words inside -> their last character
+    before = {}  # question -> words inside -> their last character
     windows = word_windows(split, tokenizers, task.max_length)
     assert len(windows) > len(split)
     for row in windows:
@@ -158,11 +154,11 @@ def of_characters(run: Path, split: Any, tokenizers: list[Any], task: Any) -> fl
     return float(f1_score(np.concatenate(truth), np.concatenate(seen)))
 
 
-def of_answers(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
+def of_answers(run, split, tokenizers, task):
     """Every span of every window, one after the other."""
     model = AutoModelForQuestionAnswering.from_pretrained(run / "student")
     tokenizer = AutoTokenizer.from_pretrained(run / "student")
-    best: dict[int, tuple[float, str]] = {}
+    best = {}
     for row in question_windows(split, tokenizer, task.max_length, task.overlap):
         encoded = tokenizer(
             row["text"], row["text_b"], return_offsets_mapping=True, return_tensors="pt"
@@ -184,7 +180,7 @@ def of_answers(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float
     return sum(values) / len(values)
 
 
-def of_labels(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
+def of_labels(run, split, tokenizers, task):
     model = AutoModelForSequenceClassification.from_pretrained(run / "student")
     assert model.config.problem_type == "multi_label_classification"
     encoded = tokenizers[0]([*split["text"]], padding=True, return_tensors="pt")
@@ -195,7 +191,7 @@ def of_labels(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
     return float(f1_score(truth, predicted.numpy(), average="micro"))
 
 
-def of_numbers(run: Path, split: Any, tokenizers: list[Any], task: Any) -> float:
+def of_numbers(run, split, tokenizers, task):
     config = AutoModelForSequenceClassification.from_pretrained(run / "student").config
     assert (config.problem_type, config.num_labels) == ("regression", 1)
     test = rows(run, "test")
@@ -231,7 +227,7 @@ def test_the_student_and_its_card_find_words_in_a_text(run, kind, capsys, monkey
     if kind in ("multi-label", "regression"):
         return
     text = CONTEXT if kind != "token-classification" else "we saw a tiger, and some soup"
-    given: Any = text if kind == "token-classification" else ("we saw", text)
+    given = text if kind == "token-classification" else ("we saw", text)
     [found] = predict(run, [given])
     spans = found["candidates"][:1] if kind == "extractive-qa" else found["predicted"]
     words = {text[span["start"] : span["end"]] for span in spans}

@@ -1,7 +1,5 @@
 """Two teachers that know two of the three classes each, from the recipe to the student."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 """`ds-distill launch` on two ranks of one machine: no file in the working folder disturbs it,
 nothing is compiled, and on a signal it ends all its processes and can continue later."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -100,7 +98,7 @@ def test_what_all_ranks_find_is_reported_once(
     assert runs.left() == []
 
 
-def hang_ranks_and_kill(launch: Process) -> None:
+def hang_ranks_and_kill(launch):
     """A stopped process does nothing, as one that waits in the kernel or holds Python's lock."""
     for process in psutil.Process(launch.pid).children(recursive=True):
         if "RANK" in process.environ():
@@ -121,7 +119,7 @@ def test_ranks_are_started_anew_after_a_kill_and_the_run_goes_on_by_itself(runs,
     assert within(30, lambda: not runs.left())
 
 
-def kill_second_rank(launch: Process) -> None:
+def kill_second_rank(launch):
     below = psutil.Process(launch.pid).children(recursive=True)
     [second] = [one for one in below if one.environ().get("RANK") == "1"]
     second.kill()

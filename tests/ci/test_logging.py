@@ -1,8 +1,6 @@
 """The logs of a run: metrics.jsonl, wandb, TensorBoard, and the console with and without a
 terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -33,11 +31,11 @@ def test_a_terminal_shows_a_bar_with_the_time_left(toy_recipe, tmp_path, command
     assert "Report   " in plain(shown)
 
 
-def plain(text: str) -> str:
+def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
 
 
-def read_all(terminal: int, process: subprocess.Popen[bytes], seconds: float) -> str:
+def read_all(terminal, process, seconds):
     shown = b""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -1,7 +1,5 @@
 """A run whose task has a metric of its own: what it chooses, and what it reports."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

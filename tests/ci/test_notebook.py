@@ -1,7 +1,5 @@
 """docs/first_distillation.ipynb runs from its first cell to the last; it is committed as it ran."""
 
-from __future__ import annotations
-
 import nbformat
 from e2e.test_notebook import NOTEBOOK, outputs
 from nbclient import NotebookClient

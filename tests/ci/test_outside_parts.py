@@ -2,12 +2,9 @@
 two ranks, and on one killed and resumed; evaluated and reported. Nothing in ds_distill knows their
 names."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -38,7 +35,7 @@ def environment(installed, command_environment):
     return {**command_environment, "PYTHONPATH": ":".join(filter(None, paths))}
 
 
-def recipe_data(toy_settings: dict[str, Any]) -> dict[str, Any]:
+def recipe_data(toy_settings):
     distil = {
         "split": "transfer",
         "teachers": "cached",
@@ -84,11 +81,11 @@ def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     check_results(folder)
 
 
-def in_the_first_student(folder: Path) -> bool:
+def in_the_first_student(folder):
     return any(event["phase"] == "confident" for event in events(folder))
 
 
-def check_results(folder: Path) -> None:
+def check_results(folder):
     record = evaluation(folder)
     models = record["models"]
     roles = dict.fromkeys(("first", "second"), "teacher")

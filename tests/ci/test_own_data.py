@@ -1,13 +1,10 @@
 """docs/own-data.md as it stands: CSV files, two teachers from elsewhere, one small student."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +26,7 @@ def recipe():
     return str(text)
 
 
-def write_texts(folder: Path, labels: list[str]) -> None:
+def write_texts(folder, labels):
     draw = random.Random(0)
     for split, size in {"train": 120, "validation": 80, "test": 60}.items():
         with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
@@ -40,7 +37,7 @@ def write_texts(folder: Path, labels: list[str]) -> None:
                 lines.writerow([toy_text(TOY_LABELS[of], draw), labels[of]])
 
 
-def fine_tune_elsewhere(folder: Path, texts: Path, labels: list[str], seed: int) -> None:
+def fine_tune_elsewhere(folder, texts, labels, seed):
     """A teacher, by a plain loop of transformers."""
     torch.manual_seed(seed)
     make_tiny_bert(folder, toy_vocabulary())
@@ -101,7 +98,7 @@ def test_one_call_distils(tmp_path, monkeypatch, capsys):
     page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     fast = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
-    names: dict[str, Any] = {}
+    names = {}
     more = f'student="S", overrides={fast}'
     exec(code.replace('teachers=["A", "B"]', f'teachers=["A", "B"], {more}'), names)
     done = names["done"]

@@ -1,7 +1,5 @@
 """The wheel: what is in it, and that it works where the checkout is not."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import venv

@@ -1,7 +1,5 @@
 """Packed views: without padding, and with the same outputs as padded ones."""
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import version
 from importlib.util import find_spec

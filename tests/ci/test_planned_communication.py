@@ -1,12 +1,9 @@
 """Planned bytes of a step's collectives against DeepSpeed's communication log: within 2%."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from ranks import run_ranks
 from transformers import BertConfig
@@ -16,16 +13,16 @@ from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import planned_model
-from ds_distill.planning.times import Sent, sent_in_training
+from ds_distill.planning.times import sent_in_training
 from ds_distill.recipe.terms import losses_of
 
 HERE = Path(__file__).parents[1] / "distributed"
 SIZES = {"num_hidden_layers": 2, "vocab_size": 1500, "max_position_embeddings": 64}
 STUDENT = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
 TEACHER = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
-LOGGED: dict[str, str] = {"all_gather_into_tensor": "all_gather"}
+LOGGED = {"all_gather_into_tensor": "all_gather"}
 LOGGED |= {"reduce_scatter_tensor": "reduce_scatter", "all_reduce": "all_reduce"}
-CASES: list[dict[str, Any]] = [
+CASES = [
     {
         "stage": stage,
         "live": live,
@@ -42,7 +39,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def planned(folder: Path, case: dict[str, Any], ranks: int) -> list[Sent]:
+def planned(folder, case, ranks):
     student, teacher = (
         planned_model(part, str(folder / part), classes=4) for part in ("student", "teacher")
     )
@@ -62,7 +59,7 @@ def test_planned_bytes_are_what_deepspeed_sends(tmp_path):
     check_planned_bytes(2, tmp_path)
 
 
-def check_planned_bytes(ranks: int, tmp_path: Path) -> None:
+def check_planned_bytes(ranks, tmp_path):
     for model, size in (("student", STUDENT), ("teacher", TEACHER)):
         BertConfig(**SIZES, **size).save_pretrained(tmp_path / model)
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
@@ -72,14 +69,14 @@ def check_planned_bytes(ranks: int, tmp_path: Path) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     errors = []
     for case, logged in zip(CASES, results, strict=True):
-        real: Counter[str] = Counter()
+        real = Counter()
         for name, sizes in logged.items():
             # The log has the share of a rank that is gathered.
             shares = ranks if LOGGED[name] == "all_gather" else 1
             total = sum(int(size) * times for size, times in sizes.items()) * shares
             if total > 1000:  # else counts of rows and norms
                 real[LOGGED[name]] += total
-        plan: Counter[str] = Counter()
+        plan = Counter()
         for one in planned(tmp_path, case, ranks):
             plan[one.collective] += case["ahead"] * one.bytes
         wrong = {

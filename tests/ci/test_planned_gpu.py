@@ -1,8 +1,6 @@
 """A plan beside steps that an H100 and an H200 took: committed results, which no CPU can take
 again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from statistics import median

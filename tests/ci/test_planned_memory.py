@@ -1,7 +1,5 @@
 """Planned bytes of weights, gradients and optimizer against what engines hold: within 2%."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -13,7 +11,7 @@ from transformers import BertConfig, DebertaV2Config, RobertaConfig
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.planning.memory import States, Zero, training_states
+from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import planned_model
 from ds_distill.recipe.terms import losses_of
 
@@ -61,7 +59,7 @@ def held(request, folder):
     return ranks, json.loads((folder / "results.json").read_text())
 
 
-def planned(folder: Path, name: str, stage: int, live: bool, resident: bool, ranks: int) -> States:
+def planned(folder, name, stage, live, resident, ranks):
     student, teacher = (
         planned_model(part, str(folder / name / part), classes=4) for part in ("student", "teacher")
     )

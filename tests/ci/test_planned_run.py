@@ -1,7 +1,5 @@
 """What a run on GPUs is planned to hold: the warning before it starts, and its results."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from unit.test_planned_run import (

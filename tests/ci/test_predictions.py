@@ -1,7 +1,5 @@
 """Teachers whose predictions are in a file."""
 
-from __future__ import annotations
-
 from runs import losses
 from unit.test_predictions import run_of, with_answers
 

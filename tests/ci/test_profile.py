@@ -1,7 +1,5 @@
 """`ds-distill profile` on two ranks, a teacher live and sharded: its parts are the step's time."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

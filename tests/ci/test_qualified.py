@@ -1,8 +1,6 @@
 """A teacher that knows nothing leaves the set: cached and live distillation do without it, on one
 process and on two, and the evaluation shows it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

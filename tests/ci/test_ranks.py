@@ -1,12 +1,8 @@
 """Two ranks, of which one does not come, hangs, is stopped or killed, or fails: the other one ends
 in a stated time, the rank that was to blame is named once, and the run goes on afterwards."""
 
-from __future__ import annotations
-
 import socket
-import subprocess
 import time
-from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSEGV, SIGSTOP
 
 import pytest
@@ -16,7 +12,7 @@ from runs import steps, written
 from toys import break_word, make_toy_classifier
 from transformers import BertForSequenceClassification
 
-from ds_distill.process.failures import Failure, first_failure
+from ds_distill.process.failures import first_failure
 
 LIMIT = 20.0
 """Seconds that a rank may be silent."""
@@ -33,7 +29,7 @@ def ranks(tmp_path_factory, toy_settings, command_environment):
         process.kill()
 
 
-def results(started: list[subprocess.Popen[str]], within: float) -> list[tuple[int, str, str]]:
+def results(started, within):
     """Exit code, output and errors of each rank."""
     deadline, found = time.monotonic() + within, []
     for process in started:
@@ -42,7 +38,7 @@ def results(started: list[subprocess.Popen[str]], within: float) -> list[tuple[i
     return found
 
 
-def wait_for_steps(folder: Path, count: int, started: list[subprocess.Popen[str]]) -> None:
+def wait_for_steps(folder, count, started):
     deadline = time.monotonic() + 180
     before = steps(folder)
     while steps(folder) < before + count:
@@ -52,15 +48,13 @@ def wait_for_steps(folder: Path, count: int, started: list[subprocess.Popen[str]
         time.sleep(0.01)
 
 
-def last(errors: str) -> str:
+def last(errors):
     return errors.splitlines()[-1] if errors else ""
 
 
-def blamed(folder: Path) -> Failure:
+def blamed(folder):
     """The failure that leads."""
-    failure = first_failure(folder)
-    assert failure is not None
-    return failure
+    return first_failure(folder)
 
 
 def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
@@ -163,7 +157,7 @@ def test_a_host_that_sees_files_late(toy_settings, command_environment, tmp_path
     assert "first: continues at step" in found[0][1]
 
 
-def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) -> None:
+def kill_one(number, started, folder):
     """The other one ends at once and names it."""
     started[number].send_signal(SIGKILL)
     at = time.monotonic()

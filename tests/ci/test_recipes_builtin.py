@@ -1,8 +1,6 @@
 """The thesis's runs end to end with tiny models on the real tweets, three teachers with three
 tokenizers together."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

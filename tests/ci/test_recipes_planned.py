@@ -1,7 +1,5 @@
 """The built-in recipes, planned."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,7 +8,6 @@ from passes import untraced
 
 from ds_distill.errors import UserError
 from ds_distill.planning.gpus import GPUS
-from ds_distill.planning.plan import Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.table import plan_text
@@ -36,7 +33,7 @@ def test_each_recipe_is_planned_live_and_cached(name, monkeypatch, tmp_path):
         tr.MobileBertConfig().save_pretrained(tmp_path)
         more = [f"teachers.ib-bert.model={tmp_path}"]
 
-    def planned(teachers: str) -> Plan:
+    def planned(teachers):
         given = [f"phases.{n}.teachers={teachers}" for n in names]
         plan = Planner(load_recipe(name, [*more, *given]), GPUS["h100"], 1).plan()
         assert plan_text(plan, every=True).count("\nPhase ") == len([*plan.jobs, *plan.caches])

@@ -1,11 +1,8 @@
 """Recipes of several tasks, teachers or students that cannot be are refused at once."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import pytest
 import yaml
@@ -19,9 +16,7 @@ from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
 
 TEXT = Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8")
-CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
-    Template(TEXT).substitute(known=len(toy_vocabulary()))
-)
+CASES = yaml.safe_load(Template(TEXT).substitute(known=len(toy_vocabulary())))
 
 
 @pytest.fixture(scope="module")

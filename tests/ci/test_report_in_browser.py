@@ -1,11 +1,8 @@
 """Report pages in a real browser: nothing hangs over, nothing that a reader's aid stumbles over."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from unit.test_report import HOSTILE, expertise_record, make_results, page_of, whole_results
@@ -29,7 +26,7 @@ def browser():
     found.quit()
 
 
-def hostile_results() -> Any:
+def hostile_results():
     results = make_results(labels=HOSTILE)
     results["phases"].insert(0, expertise_record(HOSTILE, HOSTILE[0]))
     return results

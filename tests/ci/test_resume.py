@@ -1,15 +1,11 @@
 """A run that is killed and resumed ends with the same weights, bit for bit, as one left alone."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from runs import (
-    Moment,
     Runs,
     after_steps,
     check_same,
@@ -41,14 +37,14 @@ def whole(make_runs, tmp_path_factory):
     return folder
 
 
-def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: int) -> list[str]:
+def kill_series(runs, folder, kinds, total, seed):
     """Kill a run at one moment after the other; returns those that were hit."""
     draw = random.Random(seed)
-    hit: list[str] = []
+    hit = []
     share = total // (len(kinds) + 1)
     for kind in kinds:
         for _ in range(5):  # a write of milliseconds can be missed
-            moment: Moment = {
+            moment = {
                 "checkpoint": lambda folder: writing_a_checkpoint(folder),
                 "phase": end_of_a_phase(folder),
                 "random": after_steps(

@@ -1,11 +1,8 @@
 """Teachers that are trained together through one head: two of unlike tokenizers, and then the
 student that MT-BERT makes of them. test_two_ranks.py has them sharded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +32,7 @@ def folder(settings, tmp_path_factory):
     return run_here(settings, tmp_path_factory.mktemp("together"))
 
 
-def head(folder: Path, name: str) -> dict[str, torch.Tensor]:
+def head(folder, name):
     weights = load_file(folder / "models" / f"00-{name}" / "model.safetensors")
     layers = zip(("pooling", "prediction"), CLASSIFIER_HEADS["bert"], strict=True)
     return {f"{as_}.{w}": weights[f"{at}.{w}"] for as_, at in layers for w in ("weight", "bias")}
@@ -105,7 +102,7 @@ def test_a_killed_training_ends_as_if_left_alone(settings, in_this_process, tmp_
     run_recipe(recipe, whole := tmp_path / "whole")
     folder, publish = tmp_path / "killed", RunFolder.publish_models
 
-    def between_models(run: RunFolder, number: int, name: str, epoch: int, records: Any) -> bool:
+    def between_models(run, number, name, epoch, records):
         publish(run, number, name, epoch, dict([*records.items()][:1]))
         return True
 

@@ -1,7 +1,5 @@
 """All stages, precisions and kinds of batches, on one, two and four ranks."""
 
-from __future__ import annotations
-
 import pytest
 from distributed.stages import (
     ALL,
@@ -10,7 +8,6 @@ from distributed.stages import (
     FP32,
     LOW,
     SCENARIOS,
-    Launch,
     assert_equals_a_plain_loop,
     assert_fp16_as_fp32,
     assert_same_losses,
@@ -32,7 +29,7 @@ LAUNCHES = {
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
+def launches(tmp_path_factory):
     return {
         ranks: launch(tmp_path_factory.mktemp("stages"), ranks, scenarios)
         for ranks, scenarios in LAUNCHES.items()
@@ -40,23 +37,23 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_stages_give_equal_losses_in_bf16(launches: dict[int, Launch], stage: int) -> None:
+def test_stages_give_equal_losses_in_bf16(launches, stage):
     two = launches[2]
     assert_same_losses(two.losses(f"zero{stage}_bf16"), two.losses("zero0_bf16"), BF16)
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3)])
-def test_fp16_gives_the_losses_of_fp32(launches: dict[int, Launch], ranks: int, stage: int) -> None:
+def test_fp16_gives_the_losses_of_fp32(launches, ranks, stage):
     assert_fp16_as_fp32(launches[ranks], stage)
 
 
-def test_stages_are_equal_with_a_partial_teacher(launches: dict[int, Launch]) -> None:
+def test_stages_are_equal_with_a_partial_teacher(launches):
     ours, base = (launches[2].losses(f"partial_zero{stage}") for stage in (3, 0))
     assert_same_losses(ours, base, FP32)
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_two_ranks_equal_one(launches: dict[int, Launch], stage: int) -> None:
+def test_two_ranks_equal_one(launches, stage):
     """In bf16; in fp32 both equal a plain loop."""
     name = f"zero{stage}_bf16"
     assert launches[2].results[name]["accumulation"] == 2
@@ -68,11 +65,11 @@ def test_two_ranks_equal_one(launches: dict[int, Launch], stage: int) -> None:
     ("ranks", "scenario"),
     [(ranks, name) for ranks, of in LAUNCHES.items() for name in of if name in SCENARIOS],
 )
-def test_equals_a_plain_loop(launches: dict[int, Launch], ranks: int, scenario: str) -> None:
+def test_equals_a_plain_loop(launches, ranks, scenario):
     assert_equals_a_plain_loop(launches[ranks], scenario)
 
 
-def test_one_rank_holds_its_teachers_whole(launches: dict[int, Launch]) -> None:
+def test_one_rank_holds_its_teachers_whole(launches):
     for name in ("first", "second"):
         numel = sum(p.numel() for p in make_teacher("classification", name).parameters())
         held = launches[1].results["zero3_fp32"]["held"][0][name]
@@ -80,5 +77,5 @@ def test_one_rank_holds_its_teachers_whole(launches: dict[int, Launch]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_teachers_stay_as_they_are(launches: dict[int, Launch], ranks: int) -> None:
+def test_teachers_stay_as_they_are(launches, ranks):
     assert_teachers_stay_as_they_are(launches[ranks])

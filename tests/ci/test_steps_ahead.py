@@ -1,10 +1,5 @@
 """Teachers that read several steps at once, beside those that read step by step."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from processes import events
 from unit.test_steps_ahead import heard, recipe_of  # noqa: F401
@@ -18,12 +13,8 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero3_fp32"])
 def test_losses_are_those_of_teachers_that_read_step_by_step(
-    toy_settings: dict[str, Any],
-    tmp_path: Path,
-    heard: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    config: str,
-) -> None:
+    toy_settings, tmp_path, heard, monkeypatch, config
+):
     """Over 50 steps. What a teacher says differs in the last digits by what it reads together, and
     a training carries that on: hence the second bound."""
     found = []

@@ -1,11 +1,8 @@
 """A student with sizes of its own, from random weights: checked, planned, trained, judged and
 shipped."""
 
-from __future__ import annotations
-
 import copy
 import shutil
-from typing import Any
 
 import pytest
 from processes import python
@@ -69,7 +66,7 @@ def test_a_truncated_student_begins_with_parts_of_its_model(narrow, materials, t
         {"evaluate": {"split": "test", "start": True}},
     ]
     folder = run_here(made, tmp_path)
-    how: dict[str, Any] = {"new_head": True, "layers": [1], "truncated": True}
+    how = {"new_head": True, "layers": [1], "truncated": True}
     config = student_config(load_recipe(tmp_path / "recipe.yaml"))
     start = load_model(MASKED_LM, str(materials / "model"), config=config, **how)
     student = AutoModelForMaskedLM.from_pretrained(folder / "student")

@@ -1,8 +1,6 @@
 """`ds-distill sweep`: shared phases run once, every run is what it would be alone, a stopped sweep
 goes on, and a run that fails leaves the others be; over several recipes there are means."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import signal

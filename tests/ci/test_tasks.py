@@ -1,7 +1,5 @@
 """A recipe with two tasks: a masked-LM of the texts first, then their topics."""
 
-from __future__ import annotations
-
 import pytest
 from runs import results, run_here
 from toys import recipe_of

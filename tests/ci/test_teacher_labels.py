@@ -1,12 +1,8 @@
 """A teacher whose classes nobody named, and whose order is not the task's."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -32,39 +28,39 @@ IN_ORDER = {"LABEL_0": "animal", "LABEL_1": "food", "LABEL_2": "weather"}
 class Bench:
     """Recipes of one teacher, run in this process."""
 
-    def __init__(self, root: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, root, settings):
         self.root, self._settings = root, copy.deepcopy(settings)
         self._settings["training"] |= {"epochs": 4}
-        self.runs: dict[str, Run] = {}
+        self.runs = {}
 
-    def recipe(self, name: str, teacher: dict[str, Any], phases: list[Any]) -> Path:
+    def recipe(self, name, teacher, phases):
         data = {**self._settings, "teachers": {"sound": teacher}, "phases": phases}
         return written(data, self.root, name)
 
-    def run(self, name: str, teacher: dict[str, Any], phases: list[Any], *more: str) -> Run:
+    def run(self, name, teacher, phases, *more):
         recipe = load_recipe(str(self.recipe(name, teacher, phases)), more)
         self.runs[name] = execute(recipe, self.root / name)[LONE_TASK]
         return self.runs[name]
 
-    def results(self, name: str) -> dict[str, Any]:
+    def results(self, name):
         return results(self.root / name)
 
-    def models(self, name: str) -> dict[str, Any]:
+    def models(self, name):
         return dict(evaluation(self.root / name)["models"])
 
-    def mark(self, **teacher: Any) -> dict[str, Any]:
+    def mark(self, **teacher):
         """Of the teacher's signals in a cache."""
         old = self.runs["silent"]
         recipe = load_recipe(str(self.recipe("again", teacher, LEARN)))
         run = Run(recipe, old.folder, old.world, old.log, old.data.source)
         return fingerprint(run, run.reference("sound", 0))
 
-    def cache(self, name: str) -> CacheReader:
+    def cache(self, name):
         return CacheReader(self.root / name / "cache" / "00-cache")
 
 
 KL = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}, "epochs": 2}
-LEARN: list[Any] = [
+LEARN = [
     {"cache": {"splits": "transfer", "dtype": "float32"}},
     {"distil": {**KL, "teachers": "cached"}},
     {"evaluate": {"split": "test"}},
@@ -181,7 +177,7 @@ def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench):
 
 
 def test_check_notes_that_an_order_is_taken_on_trust(bench):
-    def check(phases: list[Any], **teacher: Any) -> str:
+    def check(phases, **teacher):
         silent = {"model": str(bench.root / "nameless"), **teacher}
         return "\n".join(check_all(load_recipe(bench.recipe("check", silent, phases))))
 

@@ -1,7 +1,5 @@
 """The comparison of teachers' speed: what it counts, and that all its paths say the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from transformers import AutoModel
 NAMES = list(configurations())
 
 
-def small(name: str):
+def small(name):
     config = configurations()[name]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config.update({**sizes, "intermediate_size": 80, "vocab_size": 120})

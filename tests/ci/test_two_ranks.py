@@ -1,11 +1,6 @@
 """Two ranks whose weights are sharded have the losses of one whose are not: with each kind of rows,
 student, head and order of phases. They start once for all recipes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers as tr
@@ -29,7 +24,7 @@ TRAININGS = {
 """Recipe -> its trainings that are compared."""
 
 
-OWN: dict[str, dict[str, Any]] = {
+OWN = {
     "mobilebert": {
         "embedding_size": 16,
         "true_hidden_size": 32,
@@ -41,7 +36,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def masked_lm(family: str, root: Path, words: Path) -> Path:
+def masked_lm(family, root, words):
     """Of another model's words."""
     special = {"pad": 0, "bos": 2, "cls": 2, "eos": 3, "sep": 3}
     config = tr.AutoConfig.for_model(
@@ -62,7 +57,7 @@ def folders(request, materials, toy_task, tiny_models, command_environment, tmp_
     places = {"materials": materials, "task": toy_task, "toy": tiny_models["toy"]}
     places |= {family: masked_lm(family, root, materials / "model") for family in OWN}
     of_file = ("token-classification", "multi-label", "together", "tasks", "heads")
-    recipes: dict[str, Any] = {
+    recipes = {
         **{name: recipe_of(name, **places) for name in of_file},
         **{name: asked(name) for name in ("narrow", "expanded", "followed")},
     }

@@ -1,7 +1,5 @@
 """Windows of long texts: nothing is lost, each fits every tokenizer, none could be longer."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -1,12 +1,9 @@
 """Token classification with a teacher whose tags of words are in a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from ds_distill.data import predictions
 from ds_distill.data import spans as data_spans
 from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
-from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.predictions import open_predictions
 from ds_distill.data.spans import word_keys
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import word_windows
@@ -33,7 +30,7 @@ from ds_distill.files import read_json
 from ds_distill.models.file_teacher import FileTeacher
 
 
-def rows_of(settings: dict[str, Any], split: str) -> list[dict[str, Any]]:
+def rows_of(settings, split):
     file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -44,7 +41,7 @@ def settings(tiny_models, tmp_path_factory):
     return recipe_of("said", data=data, toy=tiny_models["toy"])
 
 
-def said_in_file(settings: dict[str, Any], folder: Path, lines: list[dict[str, Any]]) -> None:
+def said_in_file(settings, folder, lines):
     file = written(folder / "said.jsonl", lines)
     settings["teachers"]["said"] = {"predictions": str(file)}
     settings["phases"][0]["fine-tune"]["models"] = ["other"]
@@ -132,7 +129,6 @@ def test_windows_say_what_their_text_does(tiny_models, tmp_path):
     assert words.of_whole_examples(there).tolist() == (words.number < 2).tolist()
     begins, of_row = np.asarray(split["first"][:]), words.of_rows.numpy()
     signals = FileTeacher(in_windows)(torch.from_numpy(keys[of_row]), torch.from_numpy(of_row))
-    assert signals.reported is not None
     assert signals.reported.tolist() == there[of_row].tolist()
     for window in np.flatnonzero(words.number < 2):
         rows = words.rows_of(np.array([window]))
@@ -142,7 +138,7 @@ def test_windows_say_what_their_text_does(tiny_models, tmp_path):
     assert (signals.logits[~signals.reported] == 0).all()
 
 
-def logits_of(found: FilePredictions, words: list[str]) -> Any:
+def logits_of(found, words):
     [at] = found.find(word_keys([words]))
     return None if at < 0 else found.logits[found.first[at] :][: len(words)]
 

@@ -1,15 +1,12 @@
 """One engine, ZeRO stages 0 to 3, fp32, bf16 and fp16: equal to each other, to one rank and to a
 plain PyTorch loop; teachers are sharded, frozen, untouched and nowhere saved."""
 
-from __future__ import annotations
-
 import pytest
 from distributed.stages import (
     BASES,
     BF16,
     FP32,
     SCENARIOS,
-    Launch,
     assert_equals_a_plain_loop,
     assert_fp16_as_fp32,
     assert_same_losses,
@@ -25,19 +22,19 @@ CHOSEN += ["grown_zero1", "packed tokens", "ahead_zero3"]
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def two_ranks(tmp_path_factory):
     return launch(tmp_path_factory.mktemp("stages"), 2, CHOSEN)
 
 
-def test_stages_give_equal_losses_in_bf16(two_ranks: Launch) -> None:
+def test_stages_give_equal_losses_in_bf16(two_ranks):
     assert_same_losses(two_ranks.losses("zero3_bf16"), two_ranks.losses("zero0_bf16"), BF16)
 
 
-def test_fp16_gives_the_losses_of_fp32(two_ranks: Launch) -> None:
+def test_fp16_gives_the_losses_of_fp32(two_ranks):
     assert_fp16_as_fp32(two_ranks, 2)
 
 
-def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
+def test_student_may_be_sharded_too(two_ranks):
     assert_same_losses(two_ranks.losses("sharded_student"), two_ranks.losses("zero3_fp32"), FP32)
     whole = sum(4 * p.numel() for p in make_student("classification").parameters())
     assert two_ranks.results["zero3_fp32"]["student_held"] == [whole, whole]
@@ -46,11 +43,11 @@ def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
 
 
 @pytest.mark.parametrize("scenario", [name for name in CHOSEN if name in SCENARIOS])
-def test_equals_a_plain_loop(two_ranks: Launch, scenario: str) -> None:
+def test_equals_a_plain_loop(two_ranks, scenario):
     assert_equals_a_plain_loop(two_ranks, scenario)
 
 
-def test_teachers_are_sharded_under_stage_3_alone(two_ranks: Launch) -> None:
+def test_teachers_are_sharded_under_stage_3_alone(two_ranks):
     for name in ("first", "second"):
         numel = sum(p.numel() for p in make_teacher("classification", name).parameters())
         for scenario, size in (("zero3_fp32", 4), ("zero3_bf16", 2)):
@@ -60,11 +57,11 @@ def test_teachers_are_sharded_under_stage_3_alone(two_ranks: Launch) -> None:
             assert rank[name] == numel * 4
 
 
-def test_teachers_stay_as_they_are(two_ranks: Launch) -> None:
+def test_teachers_stay_as_they_are(two_ranks):
     assert_teachers_stay_as_they_are(two_ranks)
 
 
-def test_no_teacher_in_optimizer_or_checkpoint(two_ranks: Launch) -> None:
+def test_no_teacher_in_optimizer_or_checkpoint(two_ranks):
     student = sum(p.numel() for p in make_student("classification").parameters())
     projections = WIDTHS["student"] * (WIDTHS["first"] + WIDTHS["second"])
     trained = student + projections
@@ -86,7 +83,7 @@ def test_no_teacher_in_optimizer_or_checkpoint(two_ranks: Launch) -> None:
         assert 0 < result["checkpoint_bytes"] - 3 * 4 * trained < 50_000 < teachers
 
 
-def test_ranks_really_preferred_different_teachers(two_ranks: Launch) -> None:
+def test_ranks_really_preferred_different_teachers(two_ranks):
     from reference import followed_teacher, step_batches
 
     batches = step_batches("classification", "opposed", 0)

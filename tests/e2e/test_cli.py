@@ -1,7 +1,5 @@
 """The commands as a user types them, and what a run leaves."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

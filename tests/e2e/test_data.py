@@ -1,7 +1,5 @@
 """Recipes whose data come from several places, or are windows of long texts, from end to end."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from runs import results, written
 
 
-def examples(folder: Path, split: str) -> datasets.Dataset:
+def examples(folder, split):
     [file] = (folder / "data" / split).glob("units-*.arrow")
     return datasets.Dataset.from_file(str(file))
 

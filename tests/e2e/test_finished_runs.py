@@ -1,13 +1,9 @@
 """What is done with finished runs: a checkpoint's score is that of the run that made it, runs are
 compared example by example, students are exported and pushed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +40,7 @@ def place(tmp_path_factory, toy_settings, command_environment):
         yield here
 
 
-def evaluated(folder: Path) -> dict[str, Any]:
+def evaluated(folder):
     return dict(json.loads((folder / "results.json").read_text())["phases"][-1])
 
 

@@ -1,8 +1,6 @@
 """What a run leaves: metrics.jsonl, wandb, TensorBoard, what the console without a terminal shows,
 and the rest of its folder."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

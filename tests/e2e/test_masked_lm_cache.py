@@ -1,12 +1,9 @@
 """A masked-LM teacher's signals are cached per mask variant, and a student trains from the cache as
 from the live teacher."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +14,12 @@ VARIANTS = 2
 LOSSES = {"cross_entropy": {}, "kl": {"temperature": 2.0}}
 
 
-def cache(phase: str, /, **codec: Any) -> dict[str, Any]:
+def cache(phase, /, **codec):
     kept = {"splits": "train", "dtype": "float32", "batch_size": 16, "codec": codec}
     return {"cache": {"name": phase, **kept}}
 
 
-def distil(name: str, teachers: str) -> dict[str, Any]:
+def distil(name, teachers):
     return {
         "distil": {"name": f"distil-{name}", "teachers": teachers, "losses": LOSSES}
         | {"save_as": name, "epochs": VARIANTS + 1}
@@ -52,13 +49,13 @@ def run(recipe, ds_distill, tmp_path_factory):
     return finished(recipe, folder, ds_distill)
 
 
-def finished(recipe: dict[str, Any], folder: Path, ds_distill: Any) -> Path:
+def finished(recipe, folder, ds_distill):
     written(recipe, folder, "mlm")
     ds_distill("run", "mlm.yaml", "--folder", folder / "run", cwd=folder)
     return folder
 
 
-def curve(run: Path, student: str, term: str) -> torch.Tensor:
+def curve(run, student, term):
     steps = [event[term] for event in logged(run / "run", "train", student)]
     return torch.tensor(steps, dtype=torch.float64)
 

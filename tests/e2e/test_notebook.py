@@ -1,17 +1,14 @@
 """docs/first_distillation.ipynb runs from its first cell to the last; it is committed as it ran."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "first_distillation.ipynb"
 
 
-def outputs(notebook: Any) -> list[Any]:
+def outputs(notebook):
     return [one for cell in notebook.cells for one in cell.get("outputs", [])]
 
 

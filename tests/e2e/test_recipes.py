@@ -2,15 +2,10 @@
 toy models, generated data and a few steps in place of its own. A new recipe is run without being
 named here."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +14,7 @@ from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 from transformers import BertForMaskedLM
 
 from ds_distill import run_recipe
-from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
+from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.data import SOURCES
 from ds_distill.recipe.metrics import METRICS
@@ -35,26 +30,24 @@ OTHERS = 40
 WIDTHS = (32, 48, 64)
 """Of the toy models: what a recipe says of two models holds for unequal ones."""
 
-Section = dict[str, Any]
 
-
-def parts_of(name: str, small: bool) -> set[tuple[str, str]]:
+def parts_of(name, small):
     """(kind, name) of all parts that a recipe speaks of."""
     words = set(re.findall(r"[\w-]+", dump_recipe(load_recipe(name, small=small))))
     tables = (PHASES, TERMS, POLICIES, CODECS, SOURCES, TASKS, *METRICS.values())
     return {(p.kind_of_part, n) for table in tables for n, p in table.items() if n in words}
 
 
-def runs(later: bool) -> Iterator[Any]:
+def runs(later):
     """(name, small form or not): of all recipes, and of small forms with phases of their own.
     later: those whose parts are all in the ones before them; else the others."""
-    left: dict[tuple[str, bool], set[tuple[str, str]]] = {}
+    left = {}
     for name, path in builtin_recipes().items():
         left[name, False] = parts_of(name, False)
         small = small_form(path)
         if small.is_file() and isinstance(yaml.safe_load(small.read_text()).get("phases"), list):
             left[name, True] = parts_of(name, True)
-    seen: set[tuple[str, str]] = set()
+    seen = set()
     while left:
         name, small = chosen = max(left, key=lambda one: len(left[one] - seen))
         new = left.pop(chosen) - seen
@@ -66,13 +59,13 @@ def runs(later: bool) -> Iterator[Any]:
 class Toys:
     """What stands in for the models and the data of a recipe."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.draw = random.Random(0)
-        self.models: dict[str, Path] = {}
+        self.models = {}
         self.widths = WIDTHS
 
-    def recipe(self, whole: Recipe) -> Recipe:
+    def recipe(self, whole):
         settings = yaml.safe_load(dump_recipe(whole))
         phases = [next(iter(phase.values())) for phase in settings["phases"]]
         without_map = "map: false" in dump_recipe(whole)
@@ -100,7 +93,7 @@ class Toys:
         path.write_text(yaml.safe_dump(settings, sort_keys=False))
         return load_recipe(path)
 
-    def model(self, reference: str) -> Path:
+    def model(self, reference):
         """One toy for each model that a recipe names: masked-LMs, as the published ones are; all
         have the same vocabulary."""
         if reference not in self.models:
@@ -111,7 +104,7 @@ class Toys:
             self.models[reference] = folder
         return self.models[reference]
 
-    def replace_data(self, name: str, task: Section, phases: list[Section]) -> None:
+    def replace_data(self, name, task, phases):
         """Folders with the splits, columns and labels that the recipe reads."""
         data = task["data"]
         labels = task.get("labels") or TOY_LABELS
@@ -135,7 +128,7 @@ class Toys:
                 self.write(there / "train.jsonl", section["columns"], names, kind)
                 section |= {"path": str(there), "config": None, "split": "train", "limit": None}
 
-    def answer(self) -> None:
+    def answer(self):
         """A file of what a teacher that is no model says of all texts."""
         found = {}
         for file in self.folder.glob("data-*/*.jsonl"):
@@ -145,7 +138,7 @@ class Toys:
         lines = "".join(json.dumps(row) + "\n" for row in found.values())
         (self.folder / "answers.jsonl").write_text(lines, encoding="utf-8")
 
-    def write(self, file: Path, columns: Section, labels: list[Any], kind: str) -> None:
+    def write(self, file, columns, labels, kind):
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "w", encoding="utf-8") as lines:
             for number in range(ROWS.get(file.stem, OTHERS)):
@@ -156,11 +149,11 @@ class Toys:
                 ]
                 if kind in ("character-spans", "extractive-qa"):
                     end = texts[0].index(" ")
-                    answer: Section = {"start": 0, "end": end, "text": texts[0][:end]}
+                    answer = {"start": 0, "end": end, "text": texts[0][:end]}
                     del answer["text" if kind == "character-spans" else "end"]
                     answers = [answer] if number % 2 or kind == "extractive-qa" else []
                     names = [columns[name] for name in ("question", "context", "answers")]
-                    row: Section = dict(zip(names, ["we saw", texts[0], answers], strict=True))
+                    row = dict(zip(names, ["we saw", texts[0], answers], strict=True))
                 elif kind == "token-classification":
                     words = texts[0].split()
                     tags = [self.draw.choice(labels) for _ in words]
@@ -171,7 +164,7 @@ class Toys:
                 lines.write(json.dumps(row) + "\n")
 
 
-def shorten(phase: Section) -> None:
+def shorten(phase):
     """A few small steps; what is done in them stays."""
     for key, few in (("epochs", 1), ("steps", 3), ("per_class", 4)):
         if phase.get(key) is not None:
@@ -192,7 +185,7 @@ def test_a_builtin_recipe_runs_whole(name, small, tmp_path):
     check_run(name, small, tmp_path)
 
 
-def check_run(name: str, small: bool, tmp_path: Path) -> None:
+def check_run(name, small, tmp_path):
     whole = load_recipe(name, small=small)
     recipe = Toys(tmp_path).recipe(whole)
     assert [phase.kind for phase in recipe.phases] == [phase.kind for phase in whole.phases]
@@ -210,6 +203,6 @@ def check_run(name: str, small: bool, tmp_path: Path) -> None:
     assert losses and all(map(math.isfinite, losses))
 
 
-def intermediate(recipe: Recipe) -> set[str]:
+def intermediate(recipe):
     """Models that another phase starts from."""
     return {start for phase in recipe.phases for start in phase.starts}

@@ -1,9 +1,6 @@
 """Routing that learns: fitted, compared, chosen and followed, from the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,7 +78,7 @@ def test_what_was_fitted_on_chose_nothing(finished, toy_task):
     assert uses["judge"] == ("test", 60)
 
 
-def predicted(folder: Path, rows: list[dict[str, str]]) -> list[str]:
+def predicted(folder, rows):
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [row["text"] for row in rows]

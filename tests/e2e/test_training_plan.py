@@ -1,11 +1,6 @@
 """How long a training lasts, and what it runs on the way: optimizer steps, patience, a switch of
 terms with a cache; each also where it is interrupted and resumed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from runs import after_calls, digests, interrupted, logged, results, written
 from toys import recipe_of
@@ -24,7 +19,7 @@ def run(toy_settings, in_this_process, tmp_path):
     """Runs phases of the toy task; with `stop`, interrupted before that optimizer step and
     resumed."""
 
-    def made(name: str, *phases: dict[str, Any], stop: int | None = None) -> Path:
+    def made(name, *phases, stop=None):
         settings = {**toy_settings, "teachers": {"first": toy_settings["teachers"]["first"]}}
         settings |= {"phases": list(phases), "logging": {"every": 1}}
         recipe, folder = load_recipe(written(settings, tmp_path)), tmp_path / name
@@ -37,7 +32,7 @@ def run(toy_settings, in_this_process, tmp_path):
     return made
 
 
-def trained(folder: Path) -> dict[str, Any]:
+def trained(folder):
     """The record of the last phase that trained."""
     [record] = [one for one in results(folder)["phases"] if "trained" in one][-1]["trained"]
     return dict(record)
@@ -46,7 +41,7 @@ def trained(folder: Path) -> dict[str, Any]:
 def test_adamw_and_the_rate_are_as_the_recipe_says(run, monkeypatch):
     step, seen = Engine.train_step, []
 
-    def looked_at(engine: Engine, *given: Any) -> Any:
+    def looked_at(engine, *given):
         seen.extend(engine._engine.optimizer.param_groups)
         return step(engine, *given)
 
@@ -100,7 +95,7 @@ def test_patience_that_is_over_stays_over(run):
 
 
 def test_a_switch_of_terms_with_a_cache(run, monkeypatch):
-    reads: list[Any] = []
+    reads = []
     read = CacheReader.read
     monkeypatch.setattr(
         CacheReader, "read", lambda *given, **named: reads.append(given) or read(*given, **named)

@@ -1,13 +1,10 @@
 """Losses, routing and metrics are those of the golden file, and what compares them notices."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +30,7 @@ def found(runs):
 
 @pytest.fixture(scope="module")
 def golden():
-    content: dict[str, Any] = json.loads(FILE.read_text())
+    content = json.loads(FILE.read_text())
     return content
 
 
@@ -80,7 +77,7 @@ def test_a_number_that_is_gone_is_named(golden):
 # --------------------------------------------------------------- two commits, bit for bit
 
 
-def one_weight(run: Path) -> str:
+def one_weight(run):
     file = run / "models" / "05-compact" / "model.safetensors"
     tensors = load_file(file)
     name = "cls.predictions.bias"
@@ -89,7 +86,7 @@ def one_weight(run: Path) -> str:
     return f"models/05-compact/model.safetensors/{name}"
 
 
-def one_loss(run: Path) -> str:
+def one_loss(run):
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines()
     number = max(n for n, line in enumerate(lines) if '"train"' in line)
@@ -100,7 +97,7 @@ def one_loss(run: Path) -> str:
     return f"metrics.jsonl/{event['number']}/{event['phase']}/train/{event['step']}/loss"
 
 
-def one_byte_of_a_cache(run: Path) -> str:
+def one_byte_of_a_cache(run):
     [file] = (run / "cache" / "04-compact" / "bert").glob("*.arrow")
     with pa.ipc.open_stream(file.read_bytes()) as stream:
         batch = stream.read_all().to_batches()[0]

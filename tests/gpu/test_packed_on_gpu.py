@@ -1,7 +1,5 @@
 """On a GPU: packed views through the kernels that runs use there."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,11 +1,7 @@
 """Inputs that broke published kernels: infinities, underflow, offsets, wide rows, tiny widths."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ from cases import (
     INTERPRETED,
     KL,
     MODULES,
-    Case,
     error,
     kl_rows,
     make_topk,
@@ -25,7 +20,6 @@ from cases import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ds_kernels
@@ -37,29 +31,26 @@ OPS = {name: partial(ds_kernels.masked_kl, divergence=name) for name in DIVERGEN
 OPS["cosine"] = ds_kernels.masked_cosine
 
 
-def both(op, student: Tensor, teacher: Tensor, **options) -> tuple[Tensor, Tensor]:
+def both(op, student, teacher, **options):
     student = student.detach().clone().requires_grad_()
     losses = op(student, teacher, reduction="none", **options)
     (gradient,) = torch.autograd.grad(losses.sum(), student)
     return losses.detach(), gradient
 
 
-def case_of(name: str) -> Case:
+def case_of(name):
     return next(case for case in CASES if case.name == name)
 
 
-Pair = tuple[Tensor, Tensor]
-
-
-def _shifted(shift: float) -> Callable[[Tensor, Tensor], Pair]:
+def _shifted(shift):
     return lambda student, teacher: (student + shift, teacher)
 
 
-def _infinite_teacher(student: Tensor, teacher: Tensor) -> Pair:
+def _infinite_teacher(student, teacher):
     return student, teacher.index_fill(1, torch.arange(20, device=teacher.device), -INF)
 
 
-def _underflow(student: Tensor, teacher: Tensor) -> Pair:
+def _underflow(student, teacher):
     """Both probabilities underflow, at unlike rates: 0 * inf must not appear."""
     student, teacher = torch.zeros_like(student), torch.zeros_like(teacher)
     student[:, 1:], teacher[:, 1:] = -900.0, -300.0
@@ -67,10 +58,10 @@ def _underflow(student: Tensor, teacher: Tensor) -> Pair:
     return student, teacher
 
 
-def _far(distance: float) -> Callable[[Tensor, Tensor], Pair]:
+def _far(distance):
     """exp(log p - log q) overflows float32 from 88.8 on."""
 
-    def made(student: Tensor, teacher: Tensor) -> Pair:
+    def made(student, teacher):
         student, teacher = torch.zeros_like(student), torch.zeros_like(teacher)
         student[:, 1] = teacher[:, 0] = distance
         return student, teacher
@@ -78,14 +69,14 @@ def _far(distance: float) -> Callable[[Tensor, Tensor], Pair]:
     return made
 
 
-def _near_and_far(student: Tensor, teacher: Tensor) -> Pair:
+def _near_and_far(student, teacher):
     """Subtracting a far logit first would round log p to the size of the student's logit."""
     student[:, 20:] -= 1500.0
     teacher[:, 20:] -= 30.0  # some mass is there
     return student, teacher
 
 
-HOSTILE: dict[str, Callable[[Tensor, Tensor], Pair]] = {
+HOSTILE = {
     **{f"shifted by {shift}": _shifted(shift) for shift in (80.0, -80.0, 900.0, -900.0)},
     **{f"far by {distance}": _far(distance) for distance in (30.0, 95.0, 400.0)},
     "infinite in the teacher": _infinite_teacher,
@@ -96,7 +87,7 @@ HOSTILE: dict[str, Callable[[Tensor, Tensor], Pair]] = {
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_logits(kind: str, name: str, device: torch.device) -> None:
+def test_hostile_logits(kind, name, device):
     """The losses and gradients of the formula in float64."""
     if name == "reverse_kl" and kind == "infinite in the teacher":
         pytest.skip("is infinite")
@@ -112,7 +103,7 @@ def test_hostile_logits(kind: str, name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_infinite_logits_in_both(name: str, device: torch.device) -> None:
+def test_infinite_logits_in_both(name, device):
     """Columns that are -inf on both sides count nothing, a leading tile of them included."""
     torch.manual_seed(0)
     teacher, student = (torch.randn(2, 53, device=device) for _ in range(2))
@@ -126,7 +117,7 @@ def test_infinite_logits_in_both(name: str, device: torch.device) -> None:
     assert (gradient[:, :18] == 0).all() and (gradient[:, 40] == 0).all()
 
 
-def test_infinite_logit_in_the_student(device: torch.device) -> None:
+def test_infinite_logit_in_the_student(device):
     """The divergence is infinite where the teacher gives mass, as in eager PyTorch."""
     teacher, student = (torch.zeros(1, 37, device=device) for _ in range(2))
     student[0, 3] = -INF
@@ -138,7 +129,7 @@ def test_infinite_logit_in_the_student(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_row_without_any_logit_is_nan(name: str, device: torch.device) -> None:
+def test_a_row_without_any_logit_is_nan(name, device):
     """No distribution, so no number that looks like a loss."""
     teacher, student = (torch.zeros(3, 37, device=device) for _ in range(2))
     teacher[0] = student[1] = -INF
@@ -147,7 +138,7 @@ def test_a_row_without_any_logit_is_nan(name: str, device: torch.device) -> None
     assert losses.isnan().all()
 
 
-def test_dtypes_may_differ(device: torch.device) -> None:
+def test_dtypes_may_differ(device):
     torch.manual_seed(0)
     teacher, student = (torch.randn(3, 37, device=device) for _ in range(2))
     losses, gradient = both(ds_kernels.masked_kl, student.bfloat16(), teacher)
@@ -156,7 +147,7 @@ def test_dtypes_may_differ(device: torch.device) -> None:
     assert gradient.dtype == torch.bfloat16
 
 
-def test_row_offsets_pass_32_bits(device: torch.device) -> None:
+def test_row_offsets_pass_32_bits(device):
     """A row that starts 2^31 elements in: an int32 offset would wrap to another address."""
     step = 2**30 + 8
     try:
@@ -175,7 +166,7 @@ def test_row_offsets_pass_32_bits(device: torch.device) -> None:
     torch.testing.assert_close(loss, ds_kernels.masked_cosine(values, teacher, mask))
 
 
-def test_cosine_of_zero_vectors(device: torch.device) -> None:
+def test_cosine_of_zero_vectors(device):
     student = torch.zeros(2, 37, device=device)
     student[1] = 1.0
     teacher = 1.0 - student
@@ -184,7 +175,7 @@ def test_cosine_of_zero_vectors(device: torch.device) -> None:
     assert (gradient == 0).all()
 
 
-def test_cosine_of_nearly_parallel_vectors(device: torch.device) -> None:
+def test_cosine_of_nearly_parallel_vectors(device):
     torch.manual_seed(0)
     teacher = torch.randn(4, 37, device=device)
     student = teacher + 1e-4 * torch.randn(4, 37, device=device)
@@ -193,7 +184,7 @@ def test_cosine_of_nearly_parallel_vectors(device: torch.device) -> None:
     torch.testing.assert_close(losses.double(), exact, rtol=1e-3, atol=0)
 
 
-def test_topk_tail_that_does_not_sum_to_one(device: torch.device) -> None:
+def test_topk_tail_that_does_not_sum_to_one(device):
     """Entries and tail after 16-bit storage are renormalised."""
     torch.manual_seed(0)
     (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in make_topk((4,)))
@@ -204,7 +195,7 @@ def test_topk_tail_that_does_not_sum_to_one(device: torch.device) -> None:
     assert (losses >= 0).all()
 
 
-def test_topk_of_every_column_is_the_full_divergence(device: torch.device) -> None:
+def test_topk_of_every_column_is_the_full_divergence(device):
     torch.manual_seed(0)
     teacher, student = (torch.randn(3, 37, device=device) for _ in range(2))
     log_probs, ids = (teacher / 2).log_softmax(-1).topk(37, -1)
@@ -220,7 +211,7 @@ def test_topk_of_every_column_is_the_full_divergence(device: torch.device) -> No
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_topk_refuses_ids_outside(device: torch.device) -> None:
+def test_topk_refuses_ids_outside(device):
     (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in make_topk((4,)))
     ids[0, 0] = 37
     if device.type == "cpu":
@@ -230,14 +221,14 @@ def test_topk_refuses_ids_outside(device: torch.device) -> None:
         assert ds_kernels.topk_kl(student, log_probs, ids, tail).item() == INF
 
 
-def test_attention_refuses_heads_that_are_too_wide() -> None:
+def test_attention_refuses_heads_that_are_too_wide():
     q = torch.randn(1, 2, 5, 4)
     with pytest.raises(ValueError, match="at most 256"):
         wide = torch.randn(1, 2, 5, 257)
         ds_kernels.attention_kl(q, q, wide, wide)
 
 
-def test_attention_of_heads_as_wide_as_those_of_an_ib_bert(device: torch.device) -> None:
+def test_attention_of_heads_as_wide_as_those_of_an_ib_bert(device):
     torch.manual_seed(0)
     q, k = (torch.randn(1, 2, 19, 32, device=device, requires_grad=True) for _ in range(2))
     teacher = [torch.randn(1, 2, 19, 256, device=device) for _ in range(2)]
@@ -253,7 +244,7 @@ def test_attention_of_heads_as_wide_as_those_of_an_ib_bert(device: torch.device)
     torch.testing.assert_close(ours, exact, rtol=1e-3, atol=1e-6)
 
 
-def test_linear_refuses_other_vocabularies() -> None:
+def test_linear_refuses_other_vocabularies():
     h, w = torch.randn(3, 4), torch.randn(7, 4)
     with pytest.raises(ValueError, match="give `entries`, the size of the common prefix"):
         ds_kernels.linear_kl(h, w, h, torch.randn(6, 4))
@@ -268,11 +259,11 @@ def test_linear_refuses_other_vocabularies() -> None:
         ds_kernels.linear_kl(h, w, h, w, student_bias=torch.zeros(6))
 
 
-def test_what_linear_keeps(device: torch.device) -> None:
+def test_what_linear_keeps(device):
     """Nothing of the teacher beside the derivatives; of squared errors no temperature."""
     h, w = (torch.randn(n, 4, device=device, requires_grad=True) for n in (3, 7))
     teacher = torch.randn(3, 5, device=device), torch.randn(7, 5, device=device)
-    kept: list[torch.Size] = []
+    kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
         ds_kernels.linear_kl(h, w, *teacher)
     assert (7, 4) in kept and not {(3, 5), (7, 5)} & {*map(tuple, kept)}
@@ -281,7 +272,7 @@ def test_what_linear_keeps(device: torch.device) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(loss, (h, w)) for loss in losses))
 
 
-def test_linear_weight_released_before_backward() -> None:
+def test_linear_weight_released_before_backward():
     h, w = torch.randn(3, 4, requires_grad=True), torch.nn.Parameter(torch.randn(7, 4))
     loss = ds_kernels.linear_kl(h, w, torch.randn(3, 4), torch.randn(7, 4))
     w.data = torch.empty(0)
@@ -291,9 +282,7 @@ def test_linear_weight_released_before_backward() -> None:
 
 @pytest.mark.parametrize("keep", [1 << 28, 0])
 @pytest.mark.parametrize("entries", [None, 29])
-def test_linear_in_chunks(
-    keep: int, entries: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_linear_in_chunks(keep, entries, device, monkeypatch):
     """Several chunks of rows, with kept derivatives and with a second projection; tied head. What
     is not compared may be anything."""
     module = MODULES["_projections"]
@@ -326,7 +315,7 @@ def test_linear_in_chunks(
 
 
 @st.composite
-def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
+def _problems(draw):
     rows, width = draw(st.integers(1, 5)), draw(st.integers(1, 70))
     torch.manual_seed(draw(st.integers(0, 2**16)))
     dtype = draw(st.sampled_from(DTYPES))
@@ -362,7 +351,7 @@ def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
     suppress_health_check=list(HealthCheck),
 )
 @given(_problems())
-def test_any_shape_mask_stride_and_scale(problem) -> None:
+def test_any_shape_mask_stride_and_scale(problem):
     student, teacher, mask, temperature, tolerance = problem
     rows = mask.nonzero().squeeze(1)
     options = {"temperature": temperature, "tolerance": tolerance}
@@ -408,9 +397,7 @@ PLACED = [
 
 
 @pytest.mark.parametrize(("name", "widths", "firsts", "dtype"), PLACED)
-def test_rows_begin_anywhere_in_memory(
-    name, widths, firsts, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_rows_begin_anywhere_in_memory(name, widths, firsts, dtype, device):
     """Rows of 37 in many places: the losses of the formula, and nothing of the neighbours."""
     torch.manual_seed(0)
     rows = [(torch.randn(5, 37, device=device) * 2).to(dtype) for _ in range(2)]
@@ -431,9 +418,7 @@ def test_rows_begin_anywhere_in_memory(
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
 @pytest.mark.parametrize("gap", [0.001, 0.1, 3.0])
-def test_accuracy_at_any_gap(
-    gap: float, temperature: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accuracy_at_any_gap(gap, temperature, device, monkeypatch):
     """float32 against float64: a loss that is a millionth of the logits, what all logits of a row
     have in common, which is not part of it, and columns that neither has, in rows that begin
     anywhere. A row for each spread and offset."""
@@ -466,20 +451,18 @@ def test_accuracy_at_any_gap(
 
 @pytest.mark.interpreted
 @pytest.mark.skipif(not INTERPRETED, reason="hardware rounds a product and its sum once")
-def test_accuracy_where_a_product_and_its_sum_are_rounded_apart(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accuracy_where_a_product_and_its_sum_are_rounded_apart(device, monkeypatch):
     """As the interpreter of Triton before 3.9 does."""
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
-    def apart(builder: Builder, x: Any, y: Any, z: Any) -> Any:
+    def apart(builder, x, y, z):
         return builder.binary_op(builder.binary_op(x, y, np.multiply), z, np.add)
 
     monkeypatch.setattr(Builder, "create_fma", apart)
     test_accuracy_at_any_gap(0.001, 0.5, device, monkeypatch)
 
 
-def test_few_logits_in_plain_torch() -> None:
+def test_few_logits_in_plain_torch():
     """What class logits take on a GPU, here on the CPU: the same loss and gradient."""
     torch.manual_seed(0)
     student, teacher = torch.randn(9, 5), torch.randn(9, 5)
@@ -510,7 +493,7 @@ def test_few_logits_in_plain_torch() -> None:
     ("rows", "divergence", "path"),
     [(32, "kl", "torch"), (32 * 342, "kl", "none"), (32, "js", "none")],
 )
-def test_what_few_logits_are_on_a_gpu(rows: int, divergence: str, path: str) -> None:
+def test_what_few_logits_are_on_a_gpu(rows, divergence, path):
     """Shapes and devices alone, of a GPU that need not be there: 65,536 logits are the most."""
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
         patch.setattr(MODULES["masked_kl"], "FEW", FEW)
@@ -520,7 +503,7 @@ def test_what_few_logits_are_on_a_gpu(rows: int, divergence: str, path: str) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_linear_logits_in_rows_of_16_bytes(dtype: torch.dtype, device: torch.device) -> None:
+def test_linear_logits_in_rows_of_16_bytes(dtype, device):
     """float32 from 16-bit operands, written in place: on a GPU by torch.mm(out_dtype=, out=)."""
     torch.manual_seed(0)
     hidden = torch.randn(3, 8, device=device).to(dtype)
@@ -535,9 +518,7 @@ def test_linear_logits_in_rows_of_16_bytes(dtype: torch.dtype, device: torch.dev
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("budget", [1 << 30, 600], ids=["at once", "in chunks"])
-def test_products_in_multiples_of_8_are_the_whole_ones(
-    dtype: torch.dtype, budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_in_multiples_of_8_are_the_whole_ones(dtype, budget, monkeypatch):
     """As on a GPU: 37 columns are 32 and 5."""
     module = MODULES["_projections"]
     monkeypatch.setattr(module, "LOGIT_BYTES", {"cpu": budget})
@@ -546,7 +527,7 @@ def test_products_in_multiples_of_8_are_the_whole_ones(
     bias, teacher = torch.randn(37).to(dtype), torch.randn(6, 8).to(dtype)
     labels, rows = torch.randint(0, 37, (6,)), torch.tensor([0, 2, 3, 5])
 
-    def gradients() -> list[torch.Tensor]:
+    def gradients():
         student = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
         losses, slot = ds_kernels.linear_cross_entropy(
             student[0], student[1], labels, student_bias=student[2]
@@ -559,7 +540,7 @@ def test_products_in_multiples_of_8_are_the_whole_ones(
     whole = gradients()
     used = []
 
-    def pieces(width: int, tensor: torch.Tensor) -> list[slice]:
+    def pieces(width, tensor):
         used.append(width)
         return [slice(0, 32), slice(32, width)]
 
@@ -569,7 +550,7 @@ def test_products_in_multiples_of_8_are_the_whole_ones(
     assert set(used) == {37}
 
 
-def test_pieces_are_all_columns_and_the_first_a_multiple_of_8() -> None:
+def test_pieces_are_all_columns_and_the_first_a_multiple_of_8():
     gpu = torch.empty(0, device="meta")
     found = MODULES["_projections"].pieces
     with pytest.MonkeyPatch.context() as patch:

@@ -1,12 +1,7 @@
 """Every kernel compiles for GPUs that are not here, spills no register there, and takes as few
 instructions as it was written for: counts are exact for a compiler."""
 
-from __future__ import annotations
-
 import multiprocessing
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +12,7 @@ if INTERPRETED:
     pytest.skip("interpreted kernels do not compile", allow_module_level=True)
 
 import triton
-from assembly import Compiled
-from compiling import TARGETS, Launch, recorded
+from compiling import TARGETS, recorded
 from launches import DTYPES, VOCABULARIES, Call, _cosine, calls, each
 
 import ds_kernels
@@ -33,7 +27,7 @@ FEW = {
 }
 
 
-def has_limit(call: Call, target: str) -> bool:
+def has_limit(call, target):
     return target == "sm_90" and call.dtype == torch.bfloat16 and call.op in LIMITS
 
 
@@ -58,7 +52,7 @@ IN_MAKE_TEST = ("masked_kl", "relation_kl")
 """One op of rows, and one of scores."""
 
 
-def tier(call: Call, target: str) -> str:
+def tier(call, target):
     """Of `make test`, of `make test-ci`, or of the series."""
     few = (call.shape, call.dtype) in FEW and target in ("sm_90", "gfx942")  # one of each vendor
     if not few and not has_limit(call, target):
@@ -74,18 +68,18 @@ CASES = [
 ]
 
 
-def cases_of(name: str) -> list[Any]:
+def cases_of(name):
     return [case for case in CASES if tier(*case.values) == name]
 
 
-_launches: list[Launch] = []
+_launches = []
 
 
-def _compile(index: int, target: str) -> Compiled:
+def _compile(index, target):
     return _launches[index].compile(target)
 
 
-def compile_all(launches: list[Launch], target: str) -> list[Compiled]:
+def compile_all(launches, target):
     """In two processes, forked so that they see the launches, which cannot be pickled."""
     _launches[:] = launches
     with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -99,11 +93,11 @@ def compile_all(launches: list[Launch], target: str) -> list[Compiled]:
 
 
 @pytest.mark.parametrize(("call", "target"), cases_of("test"))
-def test_a_launch(call: Call, target: str) -> None:
+def test_a_launch(call, target):
     check_launch(call, target)
 
 
-def check_launch(call: Call, target: str) -> None:
+def check_launch(call, target):
     launches = call.launches(target)
     assert len(launches) == {"topk_kl": 4, "attention_kl": 3, "linear_kl": 1}.get(call.op, 2)
     found = compile_all(launches, target)
@@ -121,7 +115,7 @@ def check_launch(call: Call, target: str) -> None:
         check_streams(found[1:3] if call.op == "topk_kl" else found[:2])
 
 
-def check_streams(found: list[Compiled]) -> None:
+def check_streams(found):
     """Rows of logits are read and written 16 bytes at a time, ids 4, and no thread waits for
     another."""
     for compiled in found:
@@ -141,13 +135,13 @@ FREE = {
 """Operations without a launch of their own."""
 
 
-def launched(call: Callable[[], object], *modules: ModuleType) -> list[str]:
+def launched(call, *modules):
     """What a GPU would be given: PyTorch's operations, not those within another, and kernels."""
     with recorded(*modules) as kernels, torch.profiler.profile() as profile:
         call()
     names = [one.kernel.__name__ for one in kernels]
 
-    def within_another(event: Any) -> bool:
+    def within_another(event):
         above = event.cpu_parent
         counted = above is not None and above.name.startswith("aten::") and above.name not in FREE
         return above is not None and (counted or within_another(above))
@@ -172,20 +166,18 @@ COSINE = {
 
 
 @pytest.mark.parametrize(("how", "wanted"), COSINE.items(), ids=COSINE)
-def test_the_launches_of_one_layers_cosine(
-    how: str, wanted: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launches_of_one_layers_cosine(how, wanted, monkeypatch):
     monkeypatch.setattr(MODULES["_shared"], "_looks_at", lambda values: False)
     student = torch.zeros(64, 768, dtype=torch.bfloat16, requires_grad=True)
     rows = torch.arange(9) if how == "list" else None
     reduction = "none" if how == "none" else "mean"
-    losses: list[torch.Tensor] = []
+    losses = []
 
-    def forward() -> None:
+    def forward():
         given = (student, student.detach(), rows)
         losses.append(ds_kernels.masked_cosine(*given, reduction=reduction))
 
-    def backward() -> None:
+    def backward():
         torch.autograd.grad(losses[0], student, upstream)
 
     module = MODULES["masked_cosine"]
@@ -194,7 +186,7 @@ def test_the_launches_of_one_layers_cosine(
     assert launched(backward, module) == wanted[1]
 
 
-def test_the_instructions_of_one_layers_cosine() -> None:
+def test_the_instructions_of_one_layers_cosine():
     """A pair of states; torch.compile's kernels take 35 and 42 at their best (2 warps a row, sm_90,
     Triton 3.9), with five barriers forward and one backward. Each state is read once."""
     call = Call(
@@ -209,11 +201,11 @@ def test_the_instructions_of_one_layers_cosine() -> None:
         assert 16 * loop.loads[16] * loop.threads == 2 * 2 * 768
 
 
-def _scored(student: torch.Tensor) -> list[torch.Tensor]:
+def _scored(student):
     return [x.view(1, 2, 32, 64) for x in (student, *[student.detach()] * 3)]
 
 
-OTHERS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+OTHERS = {
     "masked_kl": ("_rows", lambda x: ds_kernels.masked_kl(x, x.detach())),
     "topk_kl": (
         "_topk",
@@ -230,7 +222,7 @@ OTHERS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("op", OTHERS)
-def test_the_statistics_have_no_gradient_of_zeros(op: str) -> None:
+def test_the_statistics_have_no_gradient_of_zeros(op):
     student = torch.zeros(64, 64, dtype=torch.bfloat16, requires_grad=True)
     module, call = OTHERS[op]
     with recorded(MODULES[module]):

@@ -1,38 +1,33 @@
 """Rows given as indices; ids that repeat in a row are refused."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from cases import INTERPRETED, MODULES, ROW_CASES, TOPK, Case, lead_of
+from cases import INTERPRETED, MODULES, ROW_CASES, TOPK, lead_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import ds_kernels
 
 ROWS = [0, 1, 4]
 
 
-def oracle(case: Case, student: list[Tensor], teacher: list[Tensor], rows: list[int]) -> Tensor:
+def oracle(case, student, teacher, rows):
     """Loss of each index in turn, float64: row by row, no tensor of indices."""
     everything = torch.ones(lead_of(case), dtype=torch.bool, device=student[0].device)
-    options: dict[str, Any] = {"temperature": 2.0} if case.tempered else {}
+    options = {"temperature": 2.0} if case.tempered else {}
     losses = case.wanted(student, teacher, everything, weight=1.5, tolerance=0.25, **options)
     losses = losses.flatten(-2)
     return torch.stack([losses[..., row] for row in rows], -1)
 
 
-def check_indices(case: Case, rows: list[int], device: torch.device, seed: int = 0) -> None:
+def check_indices(case, rows, device, seed=0):
     student, teacher, exact, exact_teacher = case.inputs(lead_of(case), torch.float32, device, seed)
-    options: dict[str, Any] = {"weight": 1.5, "tolerance": 0.25}
+    options = {"weight": 1.5, "tolerance": 0.25}
     if case.tempered:
         options["temperature"] = 2.0
     mask = torch.tensor(rows, dtype=torch.int64, device=device)
     slots = oracle(case, exact, exact_teacher, rows)
-    sums: list[tuple[dict[str, Any], Tensor]] = [
+    sums = [
         ({"reduction": "sum"}, slots.sum()),
         ({"reduction": "mean"}, slots.sum() / len(rows)),
     ]
@@ -46,7 +41,7 @@ def check_indices(case: Case, rows: list[int], device: torch.device, seed: int =
     compare((losses * upstream.float()).sum(), student, (slots * upstream).sum(), exact)
 
 
-def compare(loss: Tensor, student: list[Tensor], wanted: Tensor, exact: list[Tensor]) -> None:
+def compare(loss, student, wanted, exact):
     ours = torch.autograd.grad(loss, student)
     theirs = torch.autograd.grad(wanted, exact, retain_graph=True)
     for gradient, other in zip(ours, theirs, strict=True):
@@ -55,16 +50,14 @@ def compare(loss: Tensor, student: list[Tensor], wanted: Tensor, exact: list[Ten
 
 
 @pytest.mark.parametrize("case", ROW_CASES, ids=repr)
-def test_losses_and_gradients_of_indices(case: Case, device: torch.device) -> None:
+def test_losses_and_gradients_of_indices(case, device):
     """Losses and every gradient, in each reduction, per-row upstream gradients with "none"."""
     check_indices(case, ROWS, device)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("keep", [1 << 28, 0])
-def test_indices_of_linear_kl_in_chunks(
-    keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indices_of_linear_kl_in_chunks(keep, device, monkeypatch):
     """With kept derivatives and with a second projection."""
     module = MODULES["_projections"]
     monkeypatch.setattr(module, "KEEP_BYTES", {"cpu": keep, "cuda": keep})
@@ -87,11 +80,11 @@ def test_indices_of_linear_kl_in_chunks(
     st.sets(st.integers(0, 5), min_size=1).map(sorted),
     st.integers(0, 99),
 )
-def test_any_indices(case: Case, rows: list[int], seed: int) -> None:
+def test_any_indices(case, rows, seed):
     check_indices(case, rows, torch.device("cpu"), seed)
 
 
-def test_topk_refuses_an_id_that_stands_twice(device: torch.device) -> None:
+def test_topk_refuses_an_id_that_stands_twice(device):
     """On a GPU, where a check would wait for the device, the loss is infinite."""
     (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in TOPK.make((4,)))
     student = student.float().requires_grad_()
@@ -105,7 +98,7 @@ def test_topk_refuses_an_id_that_stands_twice(device: torch.device) -> None:
         assert losses[2].item() == float("inf")
 
 
-def test_topk_padding_and_rows_that_do_not_count_may_repeat(device: torch.device) -> None:
+def test_topk_padding_and_rows_that_do_not_count_may_repeat(device):
     (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in TOPK.make((4,)))
     ids[:, 2:] = -1
     mask = torch.tensor([True, True, False, True], device=device)
@@ -117,7 +110,7 @@ def test_topk_padding_and_rows_that_do_not_count_may_repeat(device: torch.device
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", ROW_CASES, ids=repr)
-def test_indices_are_refused(case: Case) -> None:
+def test_indices_are_refused(case):
     """On a GPU, where a check would wait for the device, see the test below."""
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, torch.device("cpu"))
     for value, message in (
@@ -133,7 +126,7 @@ def test_indices_are_refused(case: Case) -> None:
 @pytest.mark.interpreted
 @pytest.mark.skipif(not INTERPRETED, reason="of the kernels: the references index tensors")
 @pytest.mark.parametrize("op", [ds_kernels.masked_kl, ds_kernels.masked_cosine])
-def test_a_kernel_touches_no_row_outside(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_touches_no_row_outside(op, monkeypatch):
     """Such an index has an infinite loss, and no gradient."""
     monkeypatch.setattr(MODULES["_shared"], "_looks_at", lambda values: False)
     student, teacher = torch.randn(2, 6, 8)

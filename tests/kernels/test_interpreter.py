@@ -1,8 +1,6 @@
 """Run the ops' tests on their Triton kernels in Triton's interpreter, in a process of its own:
 TRITON_INTERPRET must be set before Triton is imported, and holds for the whole process."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -19,11 +17,11 @@ MARKED = "interpreted"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process in the interpreter")
-def test_an_example_of_each_kernel_in_the_interpreter() -> None:
+def test_an_example_of_each_kernel_in_the_interpreter():
     interpret([["-m", MARKED]])
 
 
-def interpret(parts: list[list[str]]) -> None:
+def interpret(parts):
     """Run the ops' tests that these options choose, each in a process of its own, at once."""
     command = [sys.executable, "-m", "pytest", "-rp", "--no-header", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "-o", "addopts="]

@@ -1,7 +1,5 @@
 """linear_kl's memory against the eager path that makes both logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import INTERPRETED
@@ -10,13 +8,13 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="measures the CPU reference 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gpu_memory_is_below_an_eighth() -> None:
+def test_gpu_memory_is_below_an_eighth():
     """N = 8192, 15% counted, V = 128100, bfloat16, by the allocator."""
     import torch.nn.functional as F
 
     from ds_kernels import linear_kl
 
-    results: dict[str, tuple[int, int]] = {}
+    results = {}
     for how in ("fused", "eager"):
         torch.cuda.empty_cache()
         make = dict(device="cuda", dtype=torch.bfloat16)

@@ -1,22 +1,15 @@
 """What holds for every op: values, gradients, masks, reductions, strides, refusals."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from cases import CASES, DTYPES, INTERPRETED, MODULES, Case, error, lead_of, mask_of
-from torch import Tensor
+from cases import CASES, DTYPES, INTERPRETED, MODULES, error, lead_of, mask_of
 
 import ds_kernels
 
 ids = {"ids": repr}
 
 
-def gradients(
-    losses: Tensor, tensors: list[Tensor], upstream: Tensor | None = None
-) -> list[Tensor]:
+def gradients(losses, tensors, upstream=None):
     upstream = torch.ones_like(losses) if upstream is None else upstream.to(losses)
     return list(torch.autograd.grad(losses, tensors, upstream))
 
@@ -27,10 +20,10 @@ def gradients(
     ids=str,
 )
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_error_is_not_above_eager(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_error_is_not_above_eager(case, dtype, device):
     """Loss and gradients against float64 from the unrounded inputs, per-row upstream gradients."""
     mask = mask_of(case, device)
-    options: dict[str, Any] = {"weight": 1.5, "tolerance": 0.25}
+    options = {"weight": 1.5, "tolerance": 0.25}
     if case.tempered:
         options["temperature"] = 2.0
     student, teacher, exact_student, exact_teacher = case.inputs(lead_of(case), dtype, device)
@@ -58,16 +51,16 @@ def test_error_is_not_above_eager(case: Case, dtype: torch.dtype, device: torch.
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_gradcheck(case: Case, device: torch.device) -> None:
+def test_gradcheck(case, device):
     """Numerical derivatives, float64 accumulators, per-row upstream gradients."""
     lead = (1, 18) if case.scores else (2,)
     torch.manual_seed(0)
     student, teacher = ([x.to(device) for x in xs] for xs in case.make(lead))
-    options: dict[str, Any] = {"temperature": 2.0} if case.tempered else {}
+    options = {"temperature": 2.0} if case.tempered else {}
     for x in student:
         x.requires_grad_()
 
-    def run(*tensors: Tensor) -> Tensor:
+    def run(*tensors):
         return case.op(
             list(tensors), teacher, reduction="none", tolerance=0.01, weight=1.5, **options
         )
@@ -80,7 +73,7 @@ def test_gradcheck(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_reductions_and_masks(case: Case, device: torch.device) -> None:
+def test_reductions_and_masks(case, device):
     mask = mask_of(case, device)
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     rows = case.op(student, teacher, mask, reduction="none")
@@ -108,7 +101,7 @@ def test_reductions_and_masks(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_no_counted_row(case: Case, device: torch.device) -> None:
+def test_no_counted_row(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     nothing = torch.zeros(lead_of(case), dtype=torch.bool, device=device)
     masks = (
@@ -121,7 +114,7 @@ def test_no_counted_row(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_no_row_at_all(case: Case, device: torch.device) -> None:
+def test_no_row_at_all(case, device):
     student, teacher, *_ = case.inputs((0, 4), torch.float32, device)
     loss = case.op(student, teacher)
     assert loss == 0
@@ -129,7 +122,7 @@ def test_no_row_at_all(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_nan_in_rows_that_do_not_count(case: Case, device: torch.device) -> None:
+def test_nan_in_rows_that_do_not_count(case, device):
     mask = mask_of(case, device)
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     clean = case.op(student, teacher, mask)
@@ -146,7 +139,7 @@ def test_nan_in_rows_that_do_not_count(case: Case, device: torch.device) -> None
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_nan_in_a_counted_row_shows(case: Case, device: torch.device) -> None:
+def test_nan_in_a_counted_row_shows(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     with torch.no_grad():
         student[0].view(-1)[0] = float("nan")
@@ -154,16 +147,16 @@ def test_nan_in_a_counted_row_shows(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_strides(case: Case, device: torch.device) -> None:
+def test_strides(case, device):
     """Transposed, sliced and expanded inputs; an upstream gradient of stride 0."""
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     losses = case.op(student, teacher, reduction="none")
     wanted = gradients(losses, student)
 
-    def transposed(x: Tensor) -> Tensor:
+    def transposed(x):
         return x.detach().mT.contiguous().mT if x.dim() > 1 else x.detach()
 
-    def sliced(x: Tensor) -> Tensor:
+    def sliced(x):
         wide = torch.empty(*x.shape[:-1], x.shape[-1] + 3, dtype=x.dtype, device=x.device)
         wide[..., 2:-1] = x.detach()
         return wide[..., 2:-1]
@@ -185,7 +178,7 @@ def test_strides(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.equal], **ids)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_teacher_equals_student(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_teacher_equals_student(case, dtype, device):
     student, *_ = case.inputs(lead_of(case), dtype, device)
     losses = case.op(student, [x.detach().clone() for x in student], reduction="none")
     assert (losses >= 0).all() and losses.max() < 1e-6
@@ -193,7 +186,7 @@ def test_teacher_equals_student(case: Case, dtype: torch.dtype, device: torch.de
 
 
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_hinge_gates_rows(case: Case, device: torch.device) -> None:
+def test_hinge_gates_rows(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     rows = case.op(student, teacher, reduction="none").detach()
     tolerance = rows.flatten().sort().values[rows.numel() // 2].item()
@@ -207,7 +200,7 @@ def test_hinge_gates_rows(case: Case, device: torch.device) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_only_the_student_gets_gradients(case: Case, device: torch.device) -> None:
+def test_only_the_student_gets_gradients(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     for x in teacher:
         if x.is_floating_point():
@@ -224,7 +217,7 @@ def test_only_the_student_gets_gradients(case: Case, device: torch.device) -> No
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_double_backward_raises(case: Case, device: torch.device) -> None:
+def test_double_backward_raises(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     (grad, *_) = torch.autograd.grad(case.op(student, teacher), student, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
@@ -233,7 +226,7 @@ def test_double_backward_raises(case: Case, device: torch.device) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_two_runs_are_bit_identical(case: Case, device: torch.device) -> None:
+def test_two_runs_are_bit_identical(case, device):
     runs = []
     for _ in range(2):
         student, teacher, *_ = case.inputs(lead_of(case), torch.bfloat16, device)
@@ -244,7 +237,7 @@ def test_two_runs_are_bit_identical(case: Case, device: torch.device) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_autocast(case: Case, device: torch.device) -> None:
+def test_autocast(case, device):
     """The sums stay in float32; only a projection is done in the autocast dtype."""
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -254,7 +247,7 @@ def test_autocast(case: Case, device: torch.device) -> None:
     assert all(grad.dtype == torch.float32 for grad in grads)
     outside = case.op(student, teacher)
     loose = case.name.startswith("linear")
-    close: dict[str, float] = {"rtol": 0.05, "atol": 0.02} if loose else {"rtol": 0, "atol": 0}
+    close = {"rtol": 0.05, "atol": 0.02} if loose else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(inside, outside, **close)
     for ours, exact in zip(grads, gradients(outside, student), strict=True):
         scale = exact.abs().max().item()
@@ -264,9 +257,9 @@ def test_autocast(case: Case, device: torch.device) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_refusals(case: Case) -> None:
+def test_refusals(case):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, torch.device("cpu"))
-    bad: list[tuple[str, dict[str, Any]]] = [
+    bad = [
         ("reduction must be one of", {"reduction": "batchmean"}),
         ("weight must be", {"weight": -1.0}),
         ("tolerance must be", {"tolerance": -0.1}),
@@ -291,15 +284,15 @@ def test_refusals(case: Case) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_opcheck(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opcheck(case, device, monkeypatch):
     """Schema, fake and autograd registration of the custom ops behind a call."""
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
-    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    calls = []
 
     kind = type(MODULES["masked_kl"]._op)
     run = kind.__call__
 
-    def note(op: Any, *args: Any) -> Any:
+    def note(op, *args):
         calls.append((op, args))
         return run(op, *args)
 
@@ -314,7 +307,7 @@ def test_opcheck(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(INTERPRETED, reason="the Triton kernels have no chunks")
 @pytest.mark.parametrize("case", CASES, **ids)
-def test_reference_in_chunks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_in_chunks(case, monkeypatch):
     """One row or one group of queries at a time, as for a real vocabulary."""
     cpu = torch.device("cpu")
     for mask in (None, mask_of(case, cpu)):
@@ -331,7 +324,7 @@ def test_reference_in_chunks(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
                 torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_kernels_is_no_package() -> None:
+def test_kernels_is_no_package():
     """A regular package `kernels` would shadow the one that transformers looks for."""
     import importlib.util
 

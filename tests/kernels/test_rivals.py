@@ -1,7 +1,5 @@
 """The benchmark's rivals compute what ours computes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,12 +12,12 @@ import torch
 from cases import INTERPRETED
 
 
-def toy_linear_kl() -> problems.Problem:
+def toy_linear_kl():
     torch.manual_seed(0)
     return problems.linear_kl(64, 40, 24, 16, torch.float32, torch.device("cpu"))
 
 
-def check(problem: problems.Problem, name: str) -> None:
+def check(problem, name):
     """Loss and gradients, in float32 to the rounding of its sums."""
     found = []
     for path in (name, "ds_kernels"):
@@ -31,13 +29,13 @@ def check(problem: problems.Problem, name: str) -> None:
 
 @pytest.mark.skipif(not INTERPRETED or find_spec("liger_kernel") is None, reason="needs Liger")
 @pytest.mark.parametrize("name", ["liger_compact", "liger_kl_compact", "liger_chunked_compact"])
-def test_ligers_own(name: str) -> None:
+def test_ligers_own(name):
     check(toy_linear_kl(), name)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process in the interpreter")
 @pytest.mark.skipif(find_spec("liger_kernel") is None, reason="needs liger-kernel")
-def test_ligers_own_in_the_interpreter() -> None:
+def test_ligers_own_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     command += ["--import-mode=importlib", str(Path(__file__)), "-k", "own"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

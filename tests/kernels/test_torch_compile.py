@@ -1,11 +1,8 @@
 """torch.compile(fullgraph=True) of a small model with each op equals the eager model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from cases import CASES, INTERPRETED, Case
-from torch import Tensor
+from cases import CASES, INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiled code is not interpreted")
 
@@ -13,22 +10,22 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiled code is not interp
 class Model(torch.nn.Module):
     """A layer before the op, so that gradients pass through compiled code on both sides."""
 
-    def __init__(self, case: Case, width: int) -> None:
+    def __init__(self, case, width):
         super().__init__()
         torch.manual_seed(0)
         self.case, self.layer = case, torch.nn.Linear(width, width)
 
-    def forward(self, student: list[Tensor], teacher: list[Tensor], mask: Tensor) -> Tensor:
+    def forward(self, student, teacher, mask):
         first = self.layer(student[0]).tanh()
         return self.case.op([first, *student[1:]], teacher, mask, weight=2.0) * 3
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_fullgraph(case: Case, device: torch.device) -> None:
+def test_fullgraph(case, device):
     check_compiled(case, "aot_eager", device)
 
 
-def check_compiled(case: Case, backend: str, device: torch.device) -> None:
+def check_compiled(case, backend, device):
     lead = (2, 9) if case.scores else (2, 4)
     student, teacher, *_ = case.inputs(lead, torch.float32, device)
     mask = torch.ones(lead, dtype=torch.bool, device=device)

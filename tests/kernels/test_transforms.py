@@ -1,40 +1,32 @@
 """Derivatives that the ops do not have are refused; the others are right."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from cases import CASES, INTERPRETED, Case, lead_of
-from torch import Tensor
+from cases import CASES, INTERPRETED, lead_of
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 
-Loss = Callable[..., Tensor]
 
-
-def dual(loss: Loss, tensors: tuple[Tensor, ...]) -> Any:
+def dual(loss, tensors):
     with forward_ad.dual_level():
         return loss(*(forward_ad.make_dual(x, torch.ones_like(x)) for x in tensors))
 
 
-def compiled_jvp(loss: Loss, tensors: tuple[Tensor, ...]) -> Any:
-    def run(*given: Tensor) -> Any:
+def compiled_jvp(loss, tensors):
+    def run(*given):
         return torch.func.jvp(loss, given, given)
 
     return torch.compile(run, backend="eager", fullgraph=True)(*tensors)
 
 
-FORWARD: dict[str, Callable[[Loss, tuple[Tensor, ...]], Any]] = {
+FORWARD = {
     "jvp": lambda loss, given: torch.func.jvp(loss, given, given),
     "jacfwd": lambda loss, given: torch.func.jacfwd(loss)(*given),
     "linearize": lambda loss, given: torch.func.linearize(loss, *given),
     "dual": dual,
 }
-BACKWARD: dict[str, Callable[[Loss, tuple[Tensor, ...]], Any]] = {
+BACKWARD = {
     "grad": lambda loss, given: torch.func.grad(loss)(*given),
     "vjp": lambda loss, given: torch.func.vjp(loss, *given),
     "jacrev": lambda loss, given: torch.func.jacrev(loss)(*given),
@@ -43,10 +35,10 @@ BACKWARD: dict[str, Callable[[Loss, tuple[Tensor, ...]], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_other_derivatives_are_refused(case: Case, device: torch.device) -> None:
+def test_other_derivatives_are_refused(case, device):
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
 
-    def loss(*tensors: Tensor) -> Tensor:
+    def loss(*tensors):
         return case.op(list(tensors), teacher)
 
     given = tuple(x.detach() for x in student)
@@ -65,14 +57,14 @@ def test_other_derivatives_are_refused(case: Case, device: torch.device) -> None
         torch.testing.assert_close(x.grad, gradient, rtol=0, atol=0)
 
 
-def test_compiled_forward_mode_is_refused(device: torch.device) -> None:
+def test_compiled_forward_mode_is_refused(device):
     student, teacher, *_ = CASES[0].inputs((3,), torch.float32, device)
     with pytest.raises(Exception, match=r"(?s)forward-mode"):
         compiled_jvp(lambda x: CASES[0].op([x], teacher), (student[0].detach(),))
     torch._dynamo.reset()
 
 
-def test_a_transform_without_derivatives_works(device: torch.device) -> None:
+def test_a_transform_without_derivatives_works(device):
     student, teacher, *_ = CASES[0].inputs((3, 2), torch.float32, device)
     rows = torch.func.vmap(lambda s, t: CASES[0].op([s], [t]))(student[0].detach(), teacher[0])
     torch.testing.assert_close(
@@ -80,7 +72,7 @@ def test_a_transform_without_derivatives_works(device: torch.device) -> None:
     )
 
 
-def test_a_tangent_of_the_teacher_alone_is_as_its_gradient(device: torch.device) -> None:
+def test_a_tangent_of_the_teacher_alone_is_as_its_gradient(device):
     """None: gradients go to the student only, in either direction."""
     student, teacher, *_ = CASES[0].inputs((3,), torch.float32, device)
     fixed = student[0].detach()

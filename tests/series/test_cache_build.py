@@ -1,7 +1,5 @@
 """`ds-distill cache build`: killed and continued, on other numbers of ranks, in a shared folder."""
 
-from __future__ import annotations
-
 import random
 
 from ci.test_cache_build import (  # noqa: F401

@@ -1,10 +1,6 @@
 """A student's vocabulary grows by words of the text, and it learns from a teacher that does not
 know them (VE-KD)."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from ci.test_expand_vocabulary import folder, settings  # noqa: F401
 from runs import (
     Runs,
@@ -24,7 +20,7 @@ from runs import (
 from ds_distill.files import read_json
 
 
-def writes_the_student(folder: Path) -> bool:
+def writes_the_student(folder):
     return any(folder.glob("models/.01-student*"))
 
 

@@ -1,7 +1,5 @@
 """Families of encoders that few distil."""
 
-from __future__ import annotations
-
 import pytest
 from unit.test_families import MASKED_LM_FAMILIES, USUAL, check_head_at_rows, check_kept_layers
 from unit.test_students import RESIZED, TRUNCATED, check_resized, check_truncated

@@ -1,7 +1,5 @@
 """Hundreds of changed files; tests/fuzz/series.py runs thousands."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Every kernel compiles for GPUs that are not here, spills no register there, and takes as few
 instructions as it was written for: counts are exact for a compiler."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

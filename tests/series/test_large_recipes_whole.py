@@ -1,15 +1,12 @@
 """The recipes with 24-layer teachers, with models of real size and random weights, on two ranks: a
 few steps of each phase on real texts. 25 GB of disk, 16 GB of memory, minutes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
 import shutil
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -49,7 +46,7 @@ def models(tmp_path_factory, shared_data):
     shutil.rmtree(folder)
 
 
-def tokenizer_of(name: str, folder: Path, vocabs: Path) -> Any:
+def tokenizer_of(name, folder, vocabs):
     if "roberta" in name:
         files = (vocabs / "roberta-base" / "vocab.json", vocabs / "roberta-base" / "merges.txt")
         return RobertaTokenizer(*map(str, files))
@@ -70,7 +67,7 @@ def texts(tmp_path_factory, shared_data):
     return folder
 
 
-def written(name: str, models: Path, data: dict[str, Any], folder: Path) -> Path:
+def written(name, models, data, folder):
     """The recipe with few, small steps and examples; models, phases, losses, stage and dtype are
     its own."""
     settings = yaml.safe_load(dump_recipe(load_recipe(name)))
@@ -89,7 +86,7 @@ def written(name: str, models: Path, data: dict[str, Any], folder: Path) -> Path
 def test_a_recipe_of_large_teachers_runs_live_and_cached(
     name, models, texts, shared_data, ds_distill, tmp_path
 ):
-    data: dict[str, Any] = {"path": str(texts), "splits": {}}
+    data = {"path": str(texts), "splits": {}}
     if name == "large-teachers":
         splits = {"train": "train", "validation": "val", "test": "test"}
         data = {"path": str(shared_data / "tweeteval_emotion"), "splits": splits}

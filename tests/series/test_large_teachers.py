@@ -1,7 +1,5 @@
 """Three real-size 24-layer teachers in one engine on two CPU ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,10 +1,7 @@
 """Live teachers on two ranks, asked without padding, and cached teachers in one process, asked
 with it, are the same job."""
 
-from __future__ import annotations
-
 import importlib.util
-from pathlib import Path
 
 import pytest
 from processes import events
@@ -13,7 +10,7 @@ ROUTING = ["average", "expertise", "random"]
 STEPS = 8
 
 
-def losses(folder: Path) -> dict[tuple[str, int, str], float]:
+def losses(folder):
     """(student, step, term) -> value."""
     return {
         (event["phase"], event["step"], term): event[term]

@@ -1,8 +1,6 @@
 """A masked-LM teacher's signals are cached per mask variant, and a student trains from the cache as
 from the live teacher."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -14,7 +12,7 @@ from transformers import BertForMaskedLM
 from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.fidelity import MUCH
 
-CODECS_AND_STATES: list[tuple[str, list[int]]] = [("dense", []), ("dense", [-1]), ("compact", [-1])]
+CODECS_AND_STATES = [("dense", []), ("dense", [-1]), ("compact", [-1])]
 
 
 def test_ranks_without_a_chosen_token_train_from_every_codec(recipe, ds_distill, tmp_path):

@@ -1,7 +1,5 @@
 """linear_kl's memory against the eager path that makes both logits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -63,7 +61,7 @@ print(json.dumps({"loss": loss.item(), "retained": retained, "peak": peak[0] - b
 """
 
 
-def measure(how: str, *sizes: int) -> dict[str, float]:
+def measure(how, *sizes):
     done = python(SCRIPT, how, *sizes, timeout=None)
     return json.loads(done.stdout)
 

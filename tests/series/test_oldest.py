@@ -1,7 +1,5 @@
 """The lower bounds of pyproject.toml are versions that the tests ran on."""
 
-from __future__ import annotations
-
 from ci.test_oldest import oldest
 
 

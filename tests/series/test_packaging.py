@@ -1,9 +1,6 @@
 """The wheel: what is in it, and that it works where the checkout is not."""
 
-from __future__ import annotations
-
 import venv
-from pathlib import Path
 
 from unit.test_packaging import (
     ROOT,
@@ -12,7 +9,7 @@ from unit.test_packaging import (
 )
 
 
-def test_the_wheel_installs_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_installs_into_an_empty_environment(wheel, tmp_path):
     """With all that it needs, at the versions of constraints.txt."""
     home = tmp_path / "venv"
     venv.create(home, with_pip=True, symlinks=True)

@@ -1,7 +1,5 @@
 """On four ranks what is gathered is in more parts."""
 
-from __future__ import annotations
-
 from ci.test_planned_communication import check_planned_bytes
 
 

@@ -1,13 +1,9 @@
 """Teachers whose predictions are in a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ from runs import alone_and_on_two_ranks, check_same_losses
 from unit.test_predictions import logits_of, opened, with_answers
 
 
-def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+def test_a_large_file_takes_little_memory(tmp_path):
     count, draw = 200_000, random.Random(0)
     with (tmp_path / "large.jsonl").open("w") as file:
         for number in range(count):
@@ -34,11 +30,8 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
-    toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
-    tmp_path: Path,
-    in_this_process: None,
-) -> None:
+    toy_settings, command_environment, tmp_path, in_this_process
+):
     """At stage 0 on one rank and at the others on two, with a model and a file; and a lone file."""
     both = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
     both["training"] = {**both["training"], "dropout": 0.0}

@@ -1,8 +1,6 @@
 """A teacher that knows nothing leaves the set: cached and live distillation do without it, on one
 process and on two, and the evaluation shows it."""
 
-from __future__ import annotations
-
 import pytest
 from ci.test_qualified import one, recipe  # noqa: F401
 from runs import losses

@@ -1,8 +1,6 @@
 """Two ranks, of which one does not come, hangs, is stopped or killed, or fails: the other one ends
 in a stated time, the rank that was to blame is named once, and the run goes on afterwards."""
 
-from __future__ import annotations
-
 from ci.test_ranks import (
     HOST,
     last,

@@ -2,8 +2,6 @@
 toy models, generated data and a few steps in place of its own. A new recipe is run without being
 named here."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from e2e.test_recipes import Toys

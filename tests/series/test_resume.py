@@ -1,7 +1,5 @@
 """A run that is killed and resumed ends with the same weights, bit for bit, as one left alone."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -10,8 +8,8 @@ from pathlib import Path
 
 import psutil
 from ci.test_resume import kill_series, make_runs, whole  # noqa: F401
-from processes import Process, within
-from runs import Moment, after_steps, check_same, curves, records, steps
+from processes import within
+from runs import after_steps, check_same, curves, records, steps
 
 from ds_distill.files import read_json, write_json
 from ds_distill.run.inputs import describe_environment
@@ -68,14 +66,14 @@ def test_thirty_kills_of_anything_change_nothing(make_runs, tmp_path):
     write_results("a launch of two ranks", seed, hit)
 
 
-def after_seconds(seconds: float) -> Moment:
+def after_seconds(seconds):
     deadline = time.monotonic() + seconds
     return lambda folder: time.monotonic() > deadline
 
 
-def end(kind: str, launch: Process, draw: random.Random) -> None:
+def end(kind, launch, draw):
     """SIGKILL to what a kind names, or to the launch where it is not there yet."""
-    found: dict[str, list[psutil.Process]] = {"launch": [psutil.Process(launch.pid)]}
+    found = {"launch": [psutil.Process(launch.pid)]}
     below = found["launch"][0].children(recursive=True)
     engine = [one for one in below if one.ppid() == launch.pid]
     ranks = [one for one in below if one.ppid() in {one.pid for one in engine}]
@@ -86,7 +84,7 @@ def end(kind: str, launch: Process, draw: random.Random) -> None:
             one.kill()
 
 
-def write_results(series: str, seed: int, hit: list[str]) -> None:
+def write_results(series, seed, hit):
     if os.environ.get("DS_DISTILL_WRITE_RESULTS") != "1":
         return
     known = read_json(RESULTS) if RESULTS.is_file() else {}

@@ -1,7 +1,5 @@
 """The small forms of the built-in recipes, whole, on real data: some minutes each."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

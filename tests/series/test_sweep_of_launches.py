@@ -2,8 +2,6 @@
 killed no rank goes on, and the same command continues; a launch that fails is named while the
 others' results stand."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """torch.compile with its own backend: it writes and builds C++ for each op."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import CASES

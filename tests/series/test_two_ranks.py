@@ -1,10 +1,6 @@
 """Two ranks at stage 3 have the losses of one at stage 0, with the kinds of rows that test-ci
 leaves out."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from runs import alone_and_on_two_ranks, check_same_losses
 from toys import recipe_of
 
@@ -12,8 +8,8 @@ KINDS = ("regression", "extractive-qa", "character-spans")
 
 
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    materials: Path, command_environment: dict[str, str], tmp_path: Path
-) -> None:
+    materials, command_environment, tmp_path
+):
     recipes = {kind: recipe_of(kind, materials=materials) for kind in KINDS}
     for folder in alone_and_on_two_ranks(recipes, command_environment, tmp_path).values():
         for training in ("first", "second", "average", "live"):

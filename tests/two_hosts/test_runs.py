@@ -1,8 +1,6 @@
 """Runs on two hosts, by torchrun and by DeepSpeed's runner: the same student as on one; stopped,
 killed and continued."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import ExitStack
@@ -94,5 +92,5 @@ def test_deepspeeds_runner_on_two_hosts(hosts, whole, environment, tmp_path):
     assert not list(tmp_path.rglob("canary"))
 
 
-def only_sshd(environment: dict[str, str]) -> bool:
+def only_sshd(environment):
     return all(one.name() == "sshd" for one in left_of(environment))

@@ -1,12 +1,9 @@
 """Jobs of Slurm on two hosts: `launchers/slurm.sbatch`, and ranks as tasks of srun."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 from processes import left_of, within
 from runs import DS_DISTILL, SETTINGS, after_steps, check_same, digests
 from two_hosts.launches import SHARDED, rank
-from two_hosts.network import PATH, TwoHosts
+from two_hosts.network import PATH
 
 SCRIPT = Path(__file__).parents[2] / "launchers" / "slurm.sbatch"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -49,35 +46,35 @@ mount -t proc proc /proc && mount --bind "$0" /etc/hosts && exec slurmd -D -N "$
 class Slurm:
     """Its commands, on the login host."""
 
-    def __init__(self, hosts: TwoHosts, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, hosts, folder, environment):
         self.hosts = hosts
         self.environment = {**environment, "SLURM_CONF": str(folder / "slurm.conf"), "RANKS": "1"}
         self.environment["PATH"] = f"{Path(DS_DISTILL[0]).parent}:{PATH}"
 
-    def __call__(self, *command: str | Path) -> str:
+    def __call__(self, *command):
         done = subprocess.run(
             self.hosts.at("login", *command), env=self.environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
-    def state(self, job: str) -> str:
+    def state(self, job):
         return self("scontrol", "--oneliner", "show", "job", job).split("JobState=")[1].split()[0]
 
     @staticmethod
-    def is_training(folder: Path) -> None:
+    def is_training(folder):
         """Wait for some steps more."""
         more = after_steps(8, 0.0)
         assert within(300, lambda: more(folder)), Path(f"{folder}.log").read_text()
 
-    def submit(self, folder: Path) -> str:
+    def submit(self, folder):
         output = [f"--output={folder}.log", f"--chdir={folder.parent}"]
         work = [folder, *SETTINGS, *SHARDED]
         return self("sbatch", "--parsable", "--nodes=2", *output, SCRIPT, "toy.yaml", *work)
 
 
 @contextmanager
-def daemon(command: list[str], environment: dict[str, str]) -> Iterator[None]:
+def daemon(command, environment):
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         yield
@@ -87,7 +84,7 @@ def daemon(command: list[str], environment: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.fixture
-def slurm(hosts: TwoHosts, environment: dict[str, str], tmp_path: Path) -> Iterator[Slurm]:
+def slurm(hosts, environment, tmp_path):
     for name in DAEMONS:
         if shutil.which(name, path=PATH) is None:
             pytest.skip(f"no {name} here (Debian: apt-get install slurm-wlm)")
@@ -118,9 +115,7 @@ def slurm(hosts: TwoHosts, environment: dict[str, str], tmp_path: Path) -> Itera
         yield found
 
 
-def test_a_job_that_is_stopped_is_queued_again_and_goes_on(
-    slurm, whole, environment, tmp_path
-) -> None:
+def test_a_job_that_is_stopped_is_queued_again_and_goes_on(slurm, whole, environment, tmp_path):
     """A rank is killed in it, too."""
     folder = tmp_path / "run"
     job = slurm.submit(folder)
@@ -137,7 +132,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(
 
 def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(
     slurm, toy_recipe, environment, tmp_path
-) -> None:
+):
     folder = tmp_path / "run"
     job = slurm.submit(folder)
     slurm.is_training(folder)
@@ -147,7 +142,7 @@ def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(
     assert "Continue with: " in Path(f"{folder}.log").read_text()
 
 
-def test_ranks_are_tasks_of_srun(slurm, whole, environment, tmp_path) -> None:
+def test_ranks_are_tasks_of_srun(slurm, whole, environment, tmp_path):
     folder = tmp_path / "run"
     run = [*DS_DISTILL, "run", "toy.yaml", *SETTINGS, *SHARDED, "--folder", folder]
     slurm("srun", "--nodes=2", "--ntasks=2", f"--chdir={tmp_path}", *run)

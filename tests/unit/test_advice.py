@@ -1,7 +1,5 @@
 """Which placement of teachers a plan's first line says to take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,13 +16,13 @@ from ds_distill.planning.units import GIB
 from ds_distill.recipe import load_recipe
 
 
-def placement(stage: int, teachers: str, gib: float, seconds: float) -> Placement:
+def placement(stage, teachers, gib, seconds):
     states, step = States(round(gib * GIB)), StepTime(student=seconds)
     choice = Choice(stage, teachers, checkpointing=False)
     return Placement(choice, states, 0, 0, 0, 1, step, seconds, usable=10 * GIB)
 
 
-def plan(whole: float, sharded: float, passes: float, in_recipe: int = 7) -> Plan:
+def plan(whole, sharded, passes, in_recipe=7):
     """Of so many GiB, where the recipe has sharded teachers."""
     ways = [
         placement(1, "live", whole, 0.2),

@@ -17,7 +17,7 @@ def test_items_come_in_order_and_from_another_thread():
 def test_the_next_item_is_made_while_one_is_held_and_no_more():
     begun = [threading.Event() for _ in range(4)]
 
-    def make(item: int) -> int:
+    def make(item):
         begun[item].set()
         return item
 
@@ -28,7 +28,7 @@ def test_the_next_item_is_made_while_one_is_held_and_no_more():
 
 
 def test_an_item_is_taken_one_ahead_where_the_items_are_used():
-    taken: list[tuple[int, int]] = []
+    taken = []
 
     def items():
         for item in range(3):
@@ -40,7 +40,7 @@ def test_an_item_is_taken_one_ahead_where_the_items_are_used():
 
 
 def test_an_error_is_raised_where_its_item_is_taken():
-    def make(item: int) -> int:
+    def make(item):
         if item == 2:
             raise ValueError("no batch")
         return item

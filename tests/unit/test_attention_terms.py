@@ -1,10 +1,7 @@
 """Terms on attention against slow transcriptions of their equations, rows of every token, and
 an engine that trains on them: in bf16, and with activations that are computed again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from passes import allocated_peak
 from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
-from ds_distill.engine.world import World
 from ds_distill.losses import Seen, TermInputs, attention, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
@@ -29,7 +25,7 @@ MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 PARTS = ("queries", "keys", "values")
 
 
-def inputs(width: int, seed: int, *, heads: int = HEADS, longer: int = 0) -> AttentionInputs:
+def inputs(width, seed, *, heads=HEADS, longer=0):
     """Of examples padded by `longer` positions more; NaN at padding."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.nn.functional.pad(MASK, (0, longer))
@@ -39,28 +35,28 @@ def inputs(width: int, seed: int, *, heads: int = HEADS, longer: int = 0) -> Att
     return AttentionInputs(*parts, 1.5 / width**0.5, mask)
 
 
-def every_token() -> Batch:
+def every_token():
     view = PaddedView(MASK.long(), MASK.long(), positions=MASK.flatten().nonzero()[:, 0])
     rows = torch.arange(sum(LENGTHS))
     return Batch.from_views({"student": view}, row_sets={TOKENS: rows})
 
 
-def each_text(of: AttentionInputs, name: str) -> list[torch.Tensor]:
+def each_text(of, name):
     """By example: float64 [A, length, D], without padding."""
     part = getattr(of, name).double()
     return [part[example, :, :length] for example, length in enumerate(LENGTHS)]
 
 
-def softened(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+def softened(x, y, scale):
     return (scale * x @ y.mT).softmax(-1)
 
 
-def divergence(taught: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def divergence(taught, own):
     """KL of each row of maps, the mean over heads."""
     return (taught * (taught.log() - own.log())).sum(-1).mean(0)
 
 
-def slow(name: str, settings: dict[str, Any], own: AttentionInputs, other: AttentionInputs) -> Any:
+def slow(name, settings, own, other):
     """The loss of each token, text after text, of one pair of layers."""
     rows = []
     texts = {x: [*zip(each_text(own, x), each_text(other, x), strict=True)] for x in PARTS}
@@ -103,7 +99,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 @pytest.mark.parametrize("longer", [0, 3])
-def test_the_equation_and_its_gradients(name: str, settings: dict[str, Any], longer: int) -> None:
+def test_the_equation_and_its_gradients(name, settings, longer):
     [term] = build_terms(
         losses_of({name: settings}),
         TermInputs(32, {"t": 64}, student_depth=2, teacher_depths={"t": 4}),
@@ -141,7 +137,7 @@ def test_the_equation_and_its_gradients(name: str, settings: dict[str, Any], lon
 
 
 @pytest.mark.parametrize("name", ["attention_kl", "attention_mse", "maps"])
-def test_no_loss_has_all_maps_in_memory(name: str) -> None:
+def test_no_loss_has_all_maps_in_memory(name):
     """Peak of forward and backward, against a KL of maps that are all there."""
     shape = (8, 16, 256, 16)
     own, other = (
@@ -156,7 +152,7 @@ def test_no_loss_has_all_maps_in_memory(name: str) -> None:
     settings = {"maps": ("attention_mse", {"of": "maps"})}.get(name, (name, {}))
     [term] = build_terms(losses_of(dict([settings])), TermInputs(32, {"t": 64})).values()
 
-    def all_maps() -> None:
+    def all_maps():
         scores = [of.scale * of.queries @ of.keys.mT for of in (own, other)]
         logs = [score.log_softmax(-1) for score in scores]
         torch.nn.functional.kl_div(*logs, log_target=True).backward()
@@ -167,7 +163,7 @@ def test_no_loss_has_all_maps_in_memory(name: str) -> None:
     assert peak < 2 * maps < whole / 2
 
 
-def test_maps_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_are_compared_some_at_a_time(monkeypatch):
     found = []
     for at_once in (1, 5 * 4 * max(LENGTHS) ** 2, 1 << 22):  # 1, 5 and all 12 maps
         monkeypatch.setattr(attention, "_MAP_BYTES", at_once)
@@ -181,12 +177,12 @@ def test_maps_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close((losses, gradient), found[2])
 
 
-def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:
+def test_equal_attention_costs_nothing_and_unlike_heads_are_refused():
     same, few = inputs(8, 0), inputs(8, 0, heads=2)
     for name in ("attention_kl", "attention_mse", "relation_kl"):
         [term] = build_terms(losses_of({name: {}}), TermInputs(32, {"t": 32})).values()
 
-        def loss(other: AttentionInputs, term: Any = term) -> torch.Tensor:
+        def loss(other, term=term):
             taught = {"t": Signals(None, attention={-1: other})}
             return term(Seen(Signals(None, attention={-1: same}), every_token(), taught))
 
@@ -198,12 +194,12 @@ def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:
 # ------------------------------------------------------------------------------ whole models
 
 
-def masked_lm(layers: int, seed: int, attention: str = "eager") -> Any:
+def masked_lm(layers, seed, attention="eager"):
     sizes = {"num_hidden_layers": layers, "hidden_size": 16}
     return built("bert", AutoModelForMaskedLM, attention, seed, **sizes, **NO_DROPOUT)
 
 
-def batch_of(every: bool, *, packed: bool = False, dummy: bool = False) -> Batch:
+def batch_of(every, *, packed=False, dummy=False):
     torch.manual_seed(5)
     ids = torch.randint(5, 30, MASK.shape)
     chosen = torch.tensor([1, 4, 12, 24])
@@ -220,7 +216,7 @@ def batch_of(every: bool, *, packed: bool = False, dummy: bool = False) -> Batch
     return replace(made, row_sets={**made.row_sets, "labelled": labelled})
 
 
-def trained(losses: dict[str, Any], batch: Batch, teacher: Any = None) -> Any:
+def trained(losses, batch, teacher=None):
     """The parts of the loss, and the student's gradients."""
     student = masked_lm(2, 0)
     terms = build_terms(losses_of(losses), TermInputs(16, {"t": 16}, 2, {"t": 4}))
@@ -239,7 +235,7 @@ ATTENTION_TERMS = {
 }
 
 
-def test_terms_of_masked_tokens_do_not_see_the_others() -> None:
+def test_terms_of_masked_tokens_do_not_see_the_others():
     alone, gradients = trained(MASKED, batch_of(False))
     beside, same = trained(MASKED, batch_of(True))
     assert beside == pytest.approx(alone, rel=1e-6)
@@ -252,7 +248,7 @@ def test_terms_of_masked_tokens_do_not_see_the_others() -> None:
     )
 
 
-def test_terms_of_every_token_are_their_mean_over_all() -> None:
+def test_terms_of_every_token_are_their_mean_over_all():
     batch = batch_of(True)
     found, _ = trained({"cosine": {"rows": "tokens"}, "kl": {"rows": "tokens"}}, batch)
     view = batch.views["student"]
@@ -268,7 +264,7 @@ def test_terms_of_every_token_are_their_mean_over_all() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_no_term_asks_for_may_be_anything(packed: bool) -> None:
+def test_what_no_term_asks_for_may_be_anything(packed):
     losses = {**ATTENTION_TERMS, "hidden_mse": {"layers": {0: 0, 1: 3}, "rows": "tokens"}}
     batch = batch_of(True, packed=packed)
     wanted, gradients = trained(losses, batch_of(True))
@@ -286,7 +282,7 @@ def test_what_no_term_asks_for_may_be_anything(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("losses", [ATTENTION_TERMS, {"relation_kl": {}}])
-def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses: dict[str, Any]) -> None:
+def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses):
     found, gradients = trained(losses, batch_of(True, dummy=True))
     assert set(found.values()) == {0.0}
     for name, gradient in gradients.items():
@@ -299,7 +295,7 @@ def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses: dict[str,
     assert head and all(gradient is not None and not gradient.any() for gradient in head.values())
 
 
-EVERY_TERM: dict[str, dict[str, Any]] = {
+EVERY_TERM = {
     "cross_entropy": {},
     "kl": {"rows": "tokens", "temperature": 2.0},
     "cosine": {"rows": "tokens", "layers": {1: 2, 2: 4}},
@@ -310,9 +306,7 @@ EVERY_TERM: dict[str, dict[str, Any]] = {
 }
 
 
-def steps_of(
-    world: World, config: str, *, checkpointing: bool = False
-) -> tuple[list[dict[str, float]], int]:
+def steps_of(world, config, *, checkpointing=False):
     """The parts of the loss of four steps, and how often a layer of the student ran."""
     student, teacher = (
         built("bert", AutoModelForMaskedLM, seed=seed, num_hidden_layers=layers, hidden_size=16)
@@ -321,7 +315,7 @@ def steps_of(
     terms = terms_of(EVERY_TERM, TermInputs(16, {"t": 16}, 2, {"t": 4}))
     bundle = Bundle(student, {"t": teacher}, terms)
     engine = engine_of(world, bundle, config, decay=0.1, checkpointing=checkpointing)
-    calls: list[None] = []
+    calls = []
     student.bert.encoder.layer[1].attention.register_forward_hook(lambda *_: calls.append(None))
     steps = [engine.train_step([batch_of(True)]) for _ in range(4)]
     engine.close()
@@ -329,7 +323,7 @@ def steps_of(
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
-def test_activations_computed_again_change_no_loss(world: World, config: str) -> None:
+def test_activations_computed_again_change_no_loss(world, config):
     """A layer of the student is called twice in each step then; else only by the first pass, which
     looks whether it needs the layers, and at stage 3."""
     plain, once = steps_of(world, config)
@@ -342,7 +336,7 @@ def test_activations_computed_again_change_no_loss(world: World, config: str) ->
     )
 
 
-def test_bf16_gives_the_losses_of_fp32(world: World) -> None:
+def test_bf16_gives_the_losses_of_fp32(world):
     (exact, _), (halves, _) = (
         steps_of(world, f"zero1_{precision}") for precision in ("fp32", "bf16")
     )

@@ -1,8 +1,6 @@
 """Wrong input: one paragraph that names the place, the value, the rule and the fix; exit code 2;
 nothing left behind. The mistakes are in bad_input.yaml."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -11,7 +9,6 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import datasets
@@ -24,9 +21,7 @@ from ds_distill.engine.world import World
 from ds_distill.recipe import load_recipe
 from ds_distill.run.folder import RunFolder
 
-CASES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8")
-)
+CASES = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8"))
 MAX_LINES = 6
 
 
@@ -37,7 +32,7 @@ class Desk:
     root: Path
     model: Path
 
-    def prepare(self, case: dict[str, Any]) -> list[str]:
+    def prepare(self, case):
         """Make a case's mistake; returns the command line."""
         overrides = list(case.get("set", []))
         if "model" in case or "classes" in case:
@@ -68,7 +63,7 @@ class Desk:
             RunFolder(self.root / "run").create(load_recipe(str(self.root / "toy.yaml")), {})
         return [*shlex.split(case.get("run", "run toy.yaml --folder run")), *overrides]
 
-    def _copy_model(self, changes: dict[str, Any], classes: list[str] | None) -> None:
+    def _copy_model(self, changes, classes):
         folder = self.root / "m"
         shutil.copytree(self.model, folder)
         if classes is not None:
@@ -80,7 +75,7 @@ class Desk:
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**written, **changes}))
 
-    def files(self) -> set[str]:
+    def files(self):
         return {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
 
 
@@ -113,7 +108,7 @@ def own_process_group():
 def refused(desk, monkeypatch, capfd):
     """What a command says that ends with 2 and writes nothing."""
 
-    def refused(arguments: list[str]) -> str:
+    def refused(arguments):
         before = desk.files()
         monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
         with pytest.raises(SystemExit) as exit_:
@@ -126,7 +121,7 @@ def refused(desk, monkeypatch, capfd):
     return refused
 
 
-def check_paragraph(text: str, parts: list[str], mistakes: int = 1) -> None:
+def check_paragraph(text, parts, mistakes=1):
     lines = text.rstrip("\n").split("\n")
     assert lines[0].startswith("ds-distill: "), text
     assert "Traceback" not in text

@@ -1,12 +1,9 @@
 """Data that cannot be read: one paragraph that names the place, the value and the rule, and nothing
 is left half-written. The mistakes are in bad_rows.yaml."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -18,11 +15,9 @@ from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import TASKS
 
-CASES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("bad_rows.yaml").read_text(encoding="utf-8")
-)
+CASES = yaml.safe_load(Path(__file__).with_name("bad_rows.yaml").read_text(encoding="utf-8"))
 ASKED = {"question": "who?", "context": "a cat saw"}
-GOOD: dict[str, tuple[list[str] | None, list[dict[str, Any]]]] = {
+GOOD = {
     # of a kind of task: its labels, and rows without a mistake
     "single-label": (["anger", "joy"], [{"text": "a", "label": "joy"}]),
     "multi-label": (["x", "y", "z"], [{"text": "a", "label": ["x"]}, {"text": "b", "label": []}]),
@@ -38,7 +33,7 @@ GOOD: dict[str, tuple[list[str] | None, list[dict[str, Any]]]] = {
 }
 
 
-def written(folder: Path, case: dict[str, Any], good: list[dict[str, Any]]) -> tuple[Path, str]:
+def written(folder, case, good):
     """The path of a case's data, and the place that its message must name."""
     folder.mkdir()
     if "parquet" in case:
@@ -71,7 +66,7 @@ def written(folder: Path, case: dict[str, Any], good: list[dict[str, Any]]) -> t
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mistake_is_refused_with_its_place(name: str, tmp_path: Path) -> None:
+def test_a_mistake_is_refused_with_its_place(name, tmp_path):
     case = CASES[name]
     kind = case.get("kind", "single-label")
     labels, good = GOOD[kind]

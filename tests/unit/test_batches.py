@@ -1,13 +1,9 @@
 """From texts, words and questions to batches with real tokenizers: each model sees what its own
 tokenizer gives; which rows there are, which count, and what models and losses make of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -149,7 +145,7 @@ def test_a_bar_counts_the_examples_that_are_tokenised(tiny_models, tmp_path):
 
 
 def test_what_takes_long_is_announced(monkeypatch):
-    shown: list[str] = []
+    shown = []
     monkeypatch.setattr(progress, "TELL_SECONDS", 0.05)
     monkeypatch.setattr(progress, "TELL_AGAIN_SECONDS", 0.05)
     with progress.announced(shown.append):
@@ -302,7 +298,7 @@ NOTHING = np.array([], dtype=np.int64)
 
 
 @pytest.fixture(scope="module")
-def toy(tiny_models: dict[str, Path]) -> Any:
+def toy(tiny_models):
     return load_tokenizer(str(tiny_models["toy"]), of_words=True)
 
 
@@ -315,7 +311,7 @@ ROWS = [
 ]
 
 
-def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
+def test_a_row_per_word(tmp_path, toy):
     """U+200B has no token."""
     split = word_windows(read("token-classification", tmp_path, ROWS), [toy], 16)
     examples, collate = collator(split, toy, 16)
@@ -341,9 +337,7 @@ def test_a_row_per_word(tmp_path: Path, toy: Any) -> None:
     assert examples.counted.sum() == 9
 
 
-def test_a_row_per_token_where_all_are_trained(
-    vocabularies: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_row_per_token_where_all_are_trained(vocabularies, tmp_path):
     """As transformers' own examples align tags with `label_all_tokens`; words that do not count in
     every view are left out."""
     rows = [
@@ -376,12 +370,10 @@ def test_a_row_per_token_where_all_are_trained(
         assert len(empty.labels) > 0 and not any(map(len, empty.row_sets.values()))
 
 
-def test_words_of_a_context_stand_behind_the_question_and_count_once(
-    tmp_path: Path, toy: Any
-) -> None:
+def test_words_of_a_context_stand_behind_the_question_and_count_once(tmp_path, toy):
     long = " ".join([CONTEXT] * 4)  # 40 words, of which 27 have room behind the question
     animals = [{"start": 4, "end": 7}, {"start": 23, "end": 26}]
-    rows: list[dict[str, Any]] = [
+    rows = [
         {"question": "we had", "context": long, "answers": animals},
         {"question": "which food", "context": CONTEXT, "answers": []},
     ]
@@ -390,7 +382,6 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
     batch = collate(np.arange(3))
     assert examples.number.tolist() == [0, 0, 1]
     view = batch.views["student"]
-    assert view.positions is not None and view.token_type_ids is not None
     seen = toy.convert_ids_to_tokens(view.input_ids.flatten()[view.positions].tolist())
     of_rows = examples.number[view.example_indices.numpy()]
     for number, text in ((0, long), (1, CONTEXT)):
@@ -409,7 +400,7 @@ def test_words_of_a_context_stand_behind_the_question_and_count_once(
 # ------------------------------------------------------------------------------------- questions
 
 
-def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+def test_two_rows_per_window(tmp_path, tiny_models):
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     long = " ".join(["snow", "rain"] * 20 + ["cat"])
     rows = asked(["who?", "we saw"], ["a cat saw", long], [[(2, 5)], [(200, 203)]])
@@ -427,7 +418,6 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     assert examples.of_rows[~finite].tolist() == [1, 1]
     batch = collate(np.array([last, 0, 1]))
     view = batch.views["student"]
-    assert isinstance(view, PaddedView) and view.candidates is not None
     for window, text in enumerate(["cat", "cat", "[CLS]"]):
         start, end = batch.labels[2 * window : 2 * window + 2].tolist()
         ids = view.input_ids[window, view.candidates[window, start : end + 1]].tolist()
@@ -449,7 +439,7 @@ HEADED = ("bert", "roberta", "deberta-v2", "distilbert", "albert", "electra", "m
 
 
 @pytest.mark.parametrize("family", HEADED)
-def test_logits_are_those_of_transformers(family: str) -> None:
+def test_logits_are_those_of_transformers(family):
     tagger = built(family, AutoModelForTokenClassification, num_labels=5)
     attention = packed_attention(config_of(family))
     answerer = built(family, AutoModelForQuestionAnswering, attention)
@@ -478,7 +468,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("term", [KL({"temperature": 2.0}), CrossEntropy()])
-def test_losses_do_not_depend_on_padding(term: Any) -> None:
+def test_losses_do_not_depend_on_padding(term):
     torch.manual_seed(0)
     logits = {"student": torch.randn(4, 6), "teacher": torch.randn(4, 6)}
     found = []
@@ -502,7 +492,7 @@ def test_losses_do_not_depend_on_padding(term: Any) -> None:
 
 @settings(max_examples=30)
 @given(dtype=st.sampled_from(["float16", "bfloat16", "float32"]), data=st.data())
-def test_cached_rows_are_as_long_as_their_contexts(dtype: Any, data: st.DataObject) -> None:
+def test_cached_rows_are_as_long_as_their_contexts(dtype, data):
     """Rows of unlike lengths come back from a cache's columns, whatever the batch they were in."""
     tokens = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=4))
     candidates = torch.full((len(tokens), 1 + max(tokens)), -1)
@@ -529,7 +519,7 @@ def test_cached_rows_are_as_long_as_their_contexts(dtype: Any, data: st.DataObje
         cut_to(other, decoded)
 
 
-def test_what_a_cache_takes_is_planned() -> None:
+def test_what_a_cache_takes_is_planned():
     task = ExtractiveQA(data={"path": "data"}, max_length=64)
     config, phase = AutoConfig.for_model("bert", hidden_size=8), Cache(splits="train", hidden=[-1])
     schema = ExtractiveQAKind(task, []).signal_schema(phase, config, lambda _: None, None)

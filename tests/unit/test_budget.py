@@ -1,7 +1,5 @@
 """What tests count belongs to their file, in any order and on any number of workers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from operator import attrgetter

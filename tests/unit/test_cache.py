@@ -1,13 +1,9 @@
 """What is written is read: any rows, in any order, by any number of threads and processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -40,7 +36,7 @@ from ds_distill.types import Signals
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
+def cache(tmp_path):
     """Two teachers on 50 examples."""
     path, keys = tmp_path / "cache", make_keys(50)
     write_cache(path, keys, TWO)
@@ -51,7 +47,7 @@ def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 @st.composite
-def all_schemas(draw: st.DrawFn) -> dict[str, SignalSchema]:
+def all_schemas(draw):
     variants = draw(st.none() | st.integers(1, 3))
     return {
         name: SignalSchema(
@@ -109,7 +105,7 @@ def test_a_cache_knows_the_names_of_the_classes(tmp_path):
 def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, tmp_path):
     """Rows from 32 KiB on are read singly: dense logits of a real vocabulary, or wide states."""
     classes = 20_000
-    kept: dict[str, Any] = {}
+    kept = {}
     if codec != "dense":
         kept = {"codec": CompactCodec(classes, 0.1).to_json(), "temperature": 2.0}
     schema = SignalSchema(dtype="float16", classes=classes, hidden=hidden, mask_variants=2, **kept)

@@ -1,18 +1,13 @@
 """Builds: what one adds, how much room it takes, who may write. One that is killed at any
 moment goes on where it was, and ends with the same blocks, byte for byte, in other files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +38,7 @@ from ds_distill.errors import UserError
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
+def cache(tmp_path):
     """Two teachers on 50 examples."""
     path, keys = tmp_path / "cache", make_keys(50)
     write_cache(path, keys, TWO)
@@ -98,7 +93,7 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
     path = path.with_name("other")
     now = {name: ({**PRINT, "attention": "padded"}, schemas) for name, schemas in TWO.items()}
 
-    def split(keys: np.ndarray) -> Any:
+    def split(keys):
         collate = SimpleNamespace(lengths=np.full(len(keys), 7))
         return Units.plain(torch.from_numpy(keys), np.zeros(len(keys), dtype=np.int64)), collate
 
@@ -125,14 +120,14 @@ def test_class_logits_cost_two_bytes_each_and_at_most_36_more(tmp_path):
 
 FITTED = TailShape.fit([torch.randn(40, 50, generator=torch.Generator().manual_seed(0))], 0.1)
 LM = {"dtype": "float16", "classes": 50, "mask_variants": 2, "temperature": 2.0}
-BEGUN: dict[str, SignalSchema] = {
+BEGUN = {
     "first": SignalSchema(dtype="float32", classes=3, mask_variants=2),
     "lm": SignalSchema(codec=CompactCodec(50, 0.1).to_json(), **LM),
 }
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> tuple[Path, Plan]:
+def started(tmp_path):
     """A cache with 20 examples, and an unfinished build of 20 others with one block written."""
     path = tmp_path / "cache"
     write_cache(path, make_keys(20), BEGUN)
@@ -142,15 +137,13 @@ def started(tmp_path: Path) -> tuple[Path, Plan]:
     return path, plan
 
 
-def join(path: Path, plan: Plan, schemas: dict[str, SignalSchema], kept: int) -> Build:
+def join(path, plan, schemas, kept):
     build = Build(path, plan, with_fingerprint(schemas))
     assert build.join() == kept
     return build
 
 
-def with_fingerprint(
-    schemas: dict[str, SignalSchema], **changes: Any
-) -> dict[str, tuple[dict[str, Any], SignalSchema]]:
+def with_fingerprint(schemas, **changes):
     return {name: ({**PRINT, **changes}, kept) for name, kept in schemas.items()}
 
 
@@ -240,23 +233,23 @@ BLOCK_ROWS = 4
 BLOCKS = 2 * len(ALL) // BLOCK_ROWS
 
 
-def write_all(path: Path, ledger: Path, ranks: int = 2) -> None:
+def write_all(path, ledger, ranks=2):
     """Write everything; the ledger gets a line for each block that was acknowledged."""
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def acknowledge(teacher: str, number: int) -> None:
+    def acknowledge(teacher, number):
         os.write(descriptor, f"{teacher} {number}\n".encode())
 
     write_cache(path, ALL, SCHEMAS, block_rows=BLOCK_ROWS, ranks=ranks, acknowledge=acknowledge)
 
 
-def die_at_call(count: int, draw: random.Random) -> None:
+def die_at_call(count, draw):
     """Let this process kill itself at one of its next calls that change files: before it or
     after it."""
     left = [count]
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
+    def counted(call):
+        def run(*arguments, **options):
             left[0] -= 1
             if left[0] == 0:
                 how = draw.choice(["before", "after"])
@@ -271,7 +264,7 @@ def die_at_call(count: int, draw: random.Random) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def forked(work: Callable[[], None]) -> bool:
+def forked(work):
     """Do work in a child. Returns whether it was killed; raises AssertionError if it failed."""
     status = os.waitpid(fork(work), 0)[1]
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -279,7 +272,7 @@ def forked(work: Callable[[], None]) -> bool:
     return killed
 
 
-def stage(path: Path) -> str:
+def stage(path):
     """How far a build had come when it was killed."""
     if not (path / BUILDING / "plan.json").is_file():
         done = (path / MANIFEST).is_file() and Manifest.read(path).examples == len(ALL)
@@ -293,18 +286,18 @@ class Series:
     """Builds that are killed again and again until they end; each from nothing, or from a cache
     with a few rows."""
 
-    def __init__(self, tmp_path: Path, seed: int) -> None:
+    def __init__(self, tmp_path, seed):
         self.place, self.draw = tmp_path, random.Random(seed)
-        self.stages: Counter[str] = Counter()
+        self.stages = Counter()
         write_cache(tmp_path / "old", OLD, SCHEMAS, block_rows=BLOCK_ROWS, ranks=2)
         shutil.copytree(tmp_path / "old", tmp_path / "whole-added")
         for name in ("whole-new", "whole-added"):
             write_all(tmp_path / name, tmp_path / "whole-ledger")
 
-    def run(self, kills: int, ranks: Callable[[], int], among_blocks: int = 0) -> list[Path]:
+    def run(self, kills, ranks, among_blocks=0):
         """Until there were so many kills, and so many of them while blocks were written. Returns
         the finished caches."""
-        made: list[Path] = []
+        made = []
         while self.stages.total() < kills or self.stages["blocks"] < among_blocks:
             assert self.stages.total() < 10 * kills, f"too few among blocks: {self.stages}"
             path = self.place / f"cache-{len(made)}"
@@ -316,13 +309,13 @@ class Series:
             made.append(path)
         return made
 
-    def one(self, path: Path, ledger: Path, ranks: int) -> bool:
+    def one(self, path, ledger, ranks):
         """Write until the end or a kill. Returns whether it was killed."""
         before = published(path, SCHEMAS)
         seed = self.draw.random()
         calls = self.draw.choice([20, 60, 300])
 
-        def work() -> None:
+        def work():
             draw = random.Random(seed)
             die_at_call(draw.randint(1, calls), draw)
             write_all(path, ledger, ranks)
@@ -338,7 +331,7 @@ class Series:
             assert before.items() <= there.items(), "a block that was there is lost or another"
         return killed
 
-    def check_equal(self, made: list[Path]) -> None:
+    def check_equal(self, made):
         for number, path in enumerate(made):
             whole = self.place / ("whole-added" if number % 2 else "whole-new")
             assert block_checksums(path) == block_checksums(whole)
@@ -359,7 +352,7 @@ def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
             assert block_checksums(path) == wanted
 
 
-def begun(path: Path, keys: np.ndarray = ALL, first_block: int = 0) -> Build:
+def begun(path, keys=ALL, first_block=0):
     teachers = {name: (PRINT, schema) for name, schema in SCHEMAS.items()}
     build = Build(path, Plan(first_block, BLOCK_ROWS, [keys]), teachers)
     assert build.join() == 0

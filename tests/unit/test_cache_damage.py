@@ -1,11 +1,7 @@
 """Damage is found, and the error names the file."""
 
-from __future__ import annotations
-
 import random
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +23,13 @@ KEYS = make_keys(7)
 
 
 @pytest.fixture(params=[SMALL, LISTS], ids=["rows", "lists"])
-def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def cache(request, tmp_path):
     path = tmp_path / "cache"
     write_cache(path, KEYS, request.param, block_rows=4, ranks=2)
     return path
 
 
-def read_all(path: Path) -> None:
+def read_all(path):
     reader = CacheReader(path)
     rows = reader.indices(torch.from_numpy(KEYS))
     for teacher in reader.teachers:
@@ -41,7 +37,7 @@ def read_all(path: Path) -> None:
             reader.read(teacher, rows, variant)
 
 
-def refused(path: Path, call: Callable[[Path], None]) -> str | None:
+def refused(path, call):
     try:
         call(path)
     except UserError as error:
@@ -49,7 +45,7 @@ def refused(path: Path, call: Callable[[Path], None]) -> str | None:
     return None
 
 
-def verify(path: Path) -> None:
+def verify(path):
     CacheReader(path).verify()
 
 

@@ -1,11 +1,8 @@
 """No space left: a clear error, nothing corrupt, and the same call goes on when there is space."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
-from pathlib import Path
 
 import pytest
 from cache_files import block_checksums, check_rows, contents, make_keys, published, write_cache
@@ -27,7 +24,7 @@ def disk(small_disk):
     return small_disk(2048)
 
 
-def leave(disk: Path, space: int) -> Path:
+def leave(disk, space):
     """Fill a disk but for some bytes; returns what fills it."""
     dummy = disk / "filler"
     dummy.unlink(missing_ok=True)

@@ -1,17 +1,12 @@
 """What models are asked for, what is kept of them, and encoders that run without their
 modules, where nothing needs these: with the same numbers."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import re
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,7 +16,6 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    PreTrainedModel,
 )
 from unit.test_packed import FAMILIES, HEADS, models
 
@@ -32,7 +26,7 @@ from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.load import checkpoint_activations, layers_of, set_dropout
 from ds_distill.models.packed import ATTENTION, parts_called
 from ds_distill.reads import Reads
-from ds_distill.views import PackedView, View
+from ds_distill.views import PackedView
 
 LENGTHS = [9, 4, 12]
 COMPARED = ("bert", "roberta", "electra", "distilbert", "albert", "mobilebert")
@@ -45,7 +39,7 @@ IMPLEMENTED = [
 
 
 @pytest.mark.parametrize(("family", "attention"), IMPLEMENTED)
-def test_attention_computed_again_is_what_the_model_gives(family: str, attention: str) -> None:
+def test_attention_computed_again_is_what_the_model_gives(family, attention):
     given, layers = padded_view(LENGTHS), {1, 2, -1}
     with torch.no_grad():
         wanted = built(family)(**given.model_inputs(), output_attentions=True).attentions
@@ -67,7 +61,7 @@ def test_attention_computed_again_is_what_the_model_gives(family: str, attention
         torch.testing.assert_close(maps * real, own * real, rtol=1e-5, atol=1e-6)
 
 
-def test_the_families_that_are_seen_were_compared() -> None:
+def test_the_families_that_are_seen_were_compared():
     same_code = {"xlm-roberta", "camembert"}  # RoBERTa's
     assert set(SEEN_FAMILIES) - same_code == set(COMPARED)
 
@@ -82,7 +76,7 @@ def test_the_families_that_are_seen_were_compared() -> None:
         ("bert", {"hidden_size": 2048}, "512 wide.*at most 256"),
     ],
 )
-def test_attention_that_the_kernel_cannot_see_is_refused(family: str, more, reason: str) -> None:
+def test_attention_that_the_kernel_cannot_see_is_refused(family, more, reason):
     config = config_of(family, **more)
     why = unseen_attention(config)
     assert why is not None and re.search(reason, why)
@@ -91,7 +85,7 @@ def test_attention_that_the_kernel_cannot_see_is_refused(family: str, more, reas
 
 
 @pytest.mark.parametrize("family", [*COMPARED, "deberta-v2"])
-def test_states_of_layers_are_those_of_transformers(family: str) -> None:
+def test_states_of_layers_are_those_of_transformers(family):
     given, layers = padded_view(LENGTHS, rows=True), {0, 1, 2, 3, -1, -2}
     kind = AutoModel if family == "mobilebert" else AutoModelForMaskedLM
     model = built(family, kind, attention="eager")
@@ -103,11 +97,11 @@ def test_states_of_layers_are_those_of_transformers(family: str) -> None:
         assert torch.equal(state, wanted[layer].flatten(0, 1)[given.positions])
 
 
-def test_nothing_else_is_kept() -> None:
+def test_nothing_else_is_kept():
     """Tensors as large as a layer's states, of a teacher of three layers, while it has answered."""
     model, given = built("bert", AutoModelForMaskedLM, "sdpa"), padded_view(LENGTHS, rows=True)
 
-    def alive(reads: Reads) -> int:
+    def alive(reads):
         gc.collect()
         with torch.no_grad():
             signals = read_signals(model, given, reads)
@@ -125,7 +119,7 @@ def test_nothing_else_is_kept() -> None:
     assert alive(Reads(queries={2}, keys={2, -1}, values={1}, logits=False)) == 4
 
 
-def test_checkpointing_takes_nothing_twice_and_changes_no_gradient() -> None:
+def test_checkpointing_takes_nothing_twice_and_changes_no_gradient():
     given, gradients = padded_view(LENGTHS, rows=True), []
     of = Reads({1, -1}, *[{1, -1}] * 3, logits=False)
     for checkpoints in (False, True):
@@ -145,7 +139,7 @@ def test_checkpointing_takes_nothing_twice_and_changes_no_gradient() -> None:
         torch.testing.assert_close(gradients[1][name], gradient)
 
 
-def test_what_is_read_is_made_of_these_weights() -> None:
+def test_what_is_read_is_made_of_these_weights():
     model = built("bert")
     for reads in (Reads({2}), Reads(queries={2}, keys={2}), Reads({0}, values={1})):
         model.zero_grad(set_to_none=True)
@@ -156,7 +150,7 @@ def test_what_is_read_is_made_of_these_weights() -> None:
         assert read_weights(model, reads) == wanted
 
 
-def test_a_saved_student_does_not_name_the_capture(tmp_path: Path) -> None:
+def test_a_saved_student_does_not_name_the_capture(tmp_path):
     model = built("bert", AutoModelForSequenceClassification, "sdpa")
     read_signals(model, padded_view(LENGTHS), Reads(queries={-1}, keys={1}))
     with pytest.raises(IndexError), capturing(model, Reads(queries={1})):
@@ -172,15 +166,15 @@ FLAT_CASES = [(name, packed) for name in FLAT for packed in (False, True)]
 FLAT_CASES += [(name, True) for name in FAMILIES if "deberta" in name]
 
 
-def made(family: str, packed: bool, rows: bool = False) -> tuple[PreTrainedModel, View]:
+def made(family, packed, rows=False):
     view = padded_view([7, 12, 5], rows=rows)
-    model: PreTrainedModel = models(family, HEADS[rows])[packed].requires_grad_(False)
+    model = models(family, HEADS[rows])[packed].requires_grad_(False)
     return model, PackedView.of(view) if packed else view
 
 
-def modules_called(model: PreTrainedModel, view: View, reads: Reads) -> tuple[Any, int]:
+def modules_called(model, view, reads):
     """What a pass gives, and how many of its layers, or their parts, it calls."""
-    called: list[int] = []
+    called = []
     hooks = [
         part.register_forward_hook(lambda *_: called.append(1))
         for part in parts_called(model.config, layers_of(model))
@@ -192,7 +186,7 @@ def modules_called(model: PreTrainedModel, view: View, reads: Reads) -> tuple[An
 
 
 @contextmanager
-def by_modules() -> Iterator[None]:
+def by_modules():
     with (
         patch.object(encoder, "layers_to_run_flat", lambda _: []),
         patch.object(packed_deberta, "runs_flat", lambda _: False),
@@ -202,9 +196,7 @@ def by_modules() -> Iterator[None]:
 
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("family", "packed"), FLAT_CASES)
-def test_a_flat_pass_gives_the_numbers_of_the_modules(
-    family: str, packed: bool, rows: bool
-) -> None:
+def test_a_flat_pass_gives_the_numbers_of_the_modules(family, packed, rows):
     """Also what is taken of its states and its attention. One product of frozen weights may add up
     in another order than three, on some machines."""
     close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
@@ -229,7 +221,7 @@ def test_a_flat_pass_gives_the_numbers_of_the_modules(
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FLAT)
-def test_a_student_trains_flat_by_the_same_numbers(family: str, attention: str) -> None:
+def test_a_student_trains_flat_by_the_same_numbers(family, attention):
     """With dropout, which draws the same: losses, gradients and what is drawn next, to the bit."""
     view = padded_view([7, 12, 5])
     model = built(family, AutoModelForSequenceClassification, attention).train()
@@ -237,7 +229,7 @@ def test_a_student_trains_flat_by_the_same_numbers(family: str, attention: str) 
     reads = Reads((1, -1), queries={1}, keys={1})
     modules_called(model, view, reads)
 
-    def step() -> tuple[int, list[torch.Tensor]]:
+    def step():
         model.zero_grad()
         torch.manual_seed(0)
         signals, count = modules_called(model, view, reads)
@@ -255,25 +247,25 @@ def test_a_student_trains_flat_by_the_same_numbers(family: str, attention: str) 
     assert all(map(torch.equal, found, own))
 
 
-def shifted(layer: Any) -> None:
+def shifted(layer):
     own = layer.forward
     layer.forward = lambda *inputs, **options: own(*inputs, **options) + 1
 
 
-def computes_again(model: PreTrainedModel) -> None:
+def computes_again(model):
     checkpoint_activations(model.train())
 
 
-def is_sharded(model: PreTrainedModel) -> None:
+def is_sharded(model):
     next(model.base_model.encoder.parameters()).ds_id = 0
 
 
-def computes_more(model: PreTrainedModel) -> None:
+def computes_more(model):
     shifted(model.base_model.encoder.layer[1])
 
 
 @pytest.mark.parametrize("change", [computes_again, is_sharded, computes_more])
-def test_layers_are_called_where_they_must(change: Callable[[PreTrainedModel], None]) -> None:
+def test_layers_are_called_where_they_must(change):
     model, view = made("bert", packed=False)
     change(model)
     with torch.no_grad():
@@ -284,7 +276,7 @@ def test_layers_are_called_where_they_must(change: Callable[[PreTrainedModel], N
 
 @pytest.mark.parametrize("part", ["output.dense", "attention.self.query"])
 @pytest.mark.parametrize("family", ["bert", "deberta-v3"])
-def test_a_flat_pass_follows_its_weights(family: str, part: str) -> None:
+def test_a_flat_pass_follows_its_weights(family, part):
     """Changed in place, cast and put elsewhere, as engines do, between two passes."""
     model, view = made(family, packed=True)
     part += "_proj" if part.endswith("query") and family == "deberta-v3" else ""
@@ -299,7 +291,7 @@ def test_a_flat_pass_follows_its_weights(family: str, part: str) -> None:
     torch.testing.assert_close(after, own)
 
 
-def test_projections_are_one_product_while_they_are_frozen(tmp_path: Path) -> None:
+def test_projections_are_one_product_while_they_are_frozen(tmp_path):
     """Of one tensor, of which a save writes each part by its name; and trained apart after that."""
     model, view = made("bert", packed=True)
     own = model.base_model.encoder.layer[0].attention.self
@@ -318,7 +310,7 @@ def test_projections_are_one_product_while_they_are_frozen(tmp_path: Path) -> No
     assert all(part.grad is not None for part in parts)
 
 
-def test_a_copy_runs_by_its_own_weights() -> None:
+def test_a_copy_runs_by_its_own_weights():
     model, view = made("bert", packed=False)
     with torch.no_grad():
         before = read_signals(model, view).logits

@@ -1,7 +1,5 @@
 """What a resumed run may have otherwise than it began with."""
 
-from __future__ import annotations
-
 import pytest
 from runs import written
 

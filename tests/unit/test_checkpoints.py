@@ -1,12 +1,9 @@
 """Checkpoints of a training engine in this process: which ones stay, which are complete, and what
 they contain of the training."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +25,7 @@ def engine(world):
     made.close()
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
@@ -75,7 +72,7 @@ def test_another_process_goes_on_bit_by_bit(config, world, tmp_path):
     check_goes_on(config, world, tmp_path)
 
 
-def check_goes_on(config: str, world: World, tmp_path: Path) -> None:
+def check_goes_on(config, world, tmp_path):
     """Dropout included."""
     made = make_engine(world, config)
     for _ in range(3):
@@ -101,7 +98,7 @@ def test_a_training_goes_on_at_another_stage(one, other, world, tmp_path):
     check_goes_on_at_another_stage(one, other, world, tmp_path)
 
 
-def check_goes_on_at_another_stage(one: str, other: str, world: World, tmp_path: Path) -> None:
+def check_goes_on_at_another_stage(one, other, world, tmp_path):
     made = make_engine(world, one, dropout=0.0)
     for _ in range(3):
         made.train_step([make_batch()])

@@ -1,7 +1,5 @@
 """Which student is shipped, what chooses it, and what the run reports about it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,10 +1,6 @@
 """What `check` says of the classes of a task's examples."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -16,18 +12,18 @@ from ds_distill.check.data import class_counts
 from ds_distill.cli import app
 
 
-def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts() -> None:
+def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts():
     for texts in (5, 6):
         split = datasets.Dataset.from_dict({"label": [-1] * texts})
         assert class_counts(split, ["a", "b", "c"]) is None
 
 
 @pytest.fixture
-def check(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
+def check(tmp_path, tiny_models, monkeypatch):
     """Runs `check` on splits: lists of (text, label), or rows. more: keys of the recipe."""
     monkeypatch.chdir(tmp_path)
 
-    def run(splits: dict[str, list[Any]], more: dict[str, Any] | None = None, **task: Any) -> str:
+    def run(splits, more=None, **task):
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
         for split, rows in splits.items():
@@ -50,11 +46,11 @@ def check(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.Monk
     return run
 
 
-def rows(of: str, count: int) -> list[tuple[str, str]]:
+def rows(of, count):
     return [(f"{of} text number {number}", of) for number in range(count)]
 
 
-def test_classes_are_counted_and_what_looks_wrong_is_named(check: Any) -> None:
+def test_classes_are_counted_and_what_looks_wrong_is_named(check):
     """One `Joy` and one `Anger` made a student of five classes, and nobody said so."""
     train = [*rows("joy", 30), ("so glad", "Joy"), *rows("anger", 30), ("so cross", "Anger")]
     said = check(
@@ -75,7 +71,7 @@ def test_classes_are_counted_and_what_looks_wrong_is_named(check: Any) -> None:
     assert "such as 'it rains'. One of the labels" in said
 
 
-def test_sets_of_labels_are_compared_as_sets(check: Any) -> None:
+def test_sets_of_labels_are_compared_as_sets(check):
     train = [("wet", ["rain", "fog"]), ("dry", []), ("wet", ["fog"]), ("wet", ["rain", "fog"])]
     said = check(
         {"train": train, "validation": train[:2], "test": [("cold", ["snow"])]},
@@ -86,7 +82,7 @@ def test_sets_of_labels_are_compared_as_sets(check: Any) -> None:
     assert "(4 examples), such as 'wet'. One" in said
 
 
-def test_what_is_right_is_counted_alone(check: Any) -> None:
+def test_what_is_right_is_counted_alone(check):
     splits = {
         split: [(f"{split} {text}", label) for text, label in [*rows("joy", 3), *rows("sad", 3)]]
         for split in ("train", "validation", "test")
@@ -95,18 +91,16 @@ def test_what_is_right_is_counted_alone(check: Any) -> None:
     assert "Note" not in said and "split test, examples of each class: joy 3, sad 3." in said
 
 
-def test_a_label_of_its_own_for_each_text_is_named(check: Any) -> None:
+def test_a_label_of_its_own_for_each_text_is_named(check):
     """300 labels for 300 texts, as of a column of ids, were a task of 300 classes."""
     train = [(f"text {number}", f"id-{number}") for number in range(300)]
     said = check({"train": train, "validation": train[:1], "test": train[1:2]})
     assert "298 of the 300 classes have one example or none" in said
 
 
-def test_classes_without_an_example_are_no_news_where_none_is_labelled(
-    check: Any, tiny_models: dict[str, Path]
-) -> None:
+def test_classes_without_an_example_are_no_news_where_none_is_labelled(check, tiny_models):
     """Nor where labels are places in a text: their classes are those of words."""
-    asked: list[Any] = [
+    asked = [
         {"question": "Who?", "context": f"Bo {verb}.", "answers": [{"text": "Bo", "start": 0}]}
         for verb in ("sat", "ran", "ate")
     ]
@@ -128,7 +122,7 @@ def test_classes_without_an_example_are_no_news_where_none_is_labelled(
     assert "no mistakes" in said and "have one example or none" not in said
 
 
-def test_spans_that_have_more_than_they_say_are_counted(check: Any) -> None:
+def test_spans_that_have_more_than_they_say_are_counted(check):
     spans = [{"start": 0, "end": 2, "type": "gene"}, {"start": 4, "end": 8, "type": "gene"}]
     split = [
         {"text": "a cat sat", "spans": []},

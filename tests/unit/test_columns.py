@@ -1,7 +1,5 @@
 """Columns of splits as arrays, beside what datasets gives row by row."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import datasets
@@ -24,7 +22,7 @@ COLUMNS = {
 
 
 @st.composite
-def splits(draw: st.DrawFn) -> datasets.Dataset:
+def splits(draw):
     """A split of some chunks, whole, a part of it, or a selection of a selection."""
     parts = []
     for rows in draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)):

@@ -1,9 +1,6 @@
 """Splits from other data, folds, limits, and the folder of data sets."""
 
-from __future__ import annotations
-
 from itertools import chain
-from pathlib import Path
 
 import datasets
 import kinds
@@ -12,30 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data.open_source import open_source
-from ds_distill.data.sources import Source, has_labels
+from ds_distill.data.sources import has_labels
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.tasks import TASKS, SingleLabel, Task
+from ds_distill.recipe.tasks import TASKS, SingleLabel
 
 OURS = ["no", "yes"]
 
 
-def write(path: Path, rows: list[tuple], names=("text", "label")) -> None:
+def write(path, rows, names=("text", "label")):
     kinds.write(path, [dict(zip(names, row, strict=True)) for row in rows])
 
 
-def task(root: Path, labels: list[str] | None = OURS, **data) -> Task:
+def task(root, labels=OURS, **data):
     return SingleLabel.model_validate(
         {"data": {"path": str(root / "own"), **data}, "labels": labels}
     )
 
 
-def rows_of(data: datasets.Dataset) -> list[tuple[str, int]]:
+def rows_of(data):
     return list(zip(data["text"][:], data["label"][:], strict=True))
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A task of yes and no in own/, and other data beside it."""
     write(tmp_path / "own/train.jsonl", [("a", "yes"), ("b", "no")])
     write(tmp_path / "own/dev.jsonl", [("c", "no")])
@@ -46,14 +43,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(task: Task, root: Path, **options) -> Source:
+def opened(task, root, **options):
     return open_source(task, root / "cache", **options)
 
 
 # ------------------------------------------------------------------- splits from other data
 
 
-def from_other(root: Path, **split) -> dict:
+def from_other(root, **split):
     return {"transfer": {"path": str(root / "other"), "split": "dev", **split}}
 
 
@@ -224,7 +221,7 @@ def test_text_a_and_text_b_are_found_only_where_there_is_no_text(root):
     random=st.randoms(use_true_random=False),
 )
 def test_a_limit_does_not_depend_on_the_order_and_is_nested(texts, random, tmp_path_factory):
-    def kept(order: list[str], limit: int) -> list[str]:
+    def kept(order, limit):
         root = tmp_path_factory.mktemp("limit")
         write(root / "own/train.jsonl", [(text, "yes") for text in order])
         data = opened(task(root, limit={"train": limit}), root).read("train")
@@ -249,7 +246,7 @@ def test_a_limit_comes_after_the_cap_per_class(root):
 # ------------------------------------------------------------------------------------ folds
 
 
-def fold(root: Path, number: int, of: list[str], folds: int) -> dict[str, list[str]]:
+def fold(root, number, of, folds):
     source = opened(task(root, folds={"number": folds, "fold": number, "of": of}), root)
     return {split: source.read(split)["text"][:] for split in source.splits}
 
@@ -261,7 +258,7 @@ def test_the_folds_are_disjoint_and_cover_all(folds, repeated, tmp_path_factory)
     texts = [f"text {number}" for number in [*range(100), *repeated]]
     write(root / "own/train.jsonl", [(text, "yes") for text in texts[:70]])
     write(root / "own/dev.jsonl", [(text, "no") for text in texts[70:]])
-    tested: list[str] = []
+    tested = []
     for number in range(1, folds + 1):
         splits = fold(root, number, ["train", "validation"], folds)
         assert sorted(chain(*splits.values())) == sorted(texts)
@@ -324,7 +321,7 @@ def test_a_split_may_have_several_parts(root):
     one = {"path": str(root / "one.jsonl")}
     parts = [{**one, "labels": "none"}, from_other(root, labels="none")["transfer"]]
 
-    def source(*parts: dict) -> Source:
+    def source(*parts):
         return opened(task(root, splits={"transfer": [*parts]}), root)
 
     alone = [row for part in parts for row in rows_of(source(part).read("transfer"))]

@@ -1,7 +1,5 @@
 """The comparison of policies on data whose answer is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -234,7 +232,7 @@ def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
     logits = torch.randn(300, len(labels), generator=generator)
     logits[torch.arange(300), torch.from_numpy(truth)] += 4.0
     signals = {"first": Signals(logits), "second": Signals(logits.roll(1, dims=0))}
-    steps: list[None] = []
+    steps = []
     found = compare(signals, truth, keys_of(300), labels, advance=lambda: steps.append(None))
     assert set(found.policies) == {*candidates()} - {"gate"} and len(steps) == FOLDS
     text = routing_table(found.to_json(), "validation").text()
@@ -244,7 +242,7 @@ def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
     fitted.save(tmp_path / "routing.safetensors")
     batch = SimpleNamespace(labels=torch.from_numpy(truth), keys=keys_of(300), epoch=0, row_sets={})
     with pytest.raises(ValueError, match=f"no gate: {why}"):
-        Router("gate", fitted=tmp_path / "routing.safetensors")(signals, batch)  # type: ignore[arg-type]
+        Router("gate", fitted=tmp_path / "routing.safetensors")(signals, batch)
 
 
 def test_a_recipe_that_names_a_gate_for_thousands_of_classes_is_refused(toy_recipe):
@@ -264,7 +262,7 @@ def test_of_words_those_that_count_are_fitted_on_and_all_are_scored():
     words = Units.plain(keys_of(examples), truth, offsets=np.arange(0, rows + 1, 3))
     words = replace(words, counted=np.arange(rows) % 3 < 2)
 
-    def saying(right: float) -> torch.Tensor:
+    def saying(right):
         heard = torch.rand(rows, generator=generator) < right
         said = torch.where(heard, torch.from_numpy(truth), 0)
         logits = 6.0 * torch.nn.functional.one_hot(said, 3).float()

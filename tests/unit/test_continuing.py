@@ -1,8 +1,6 @@
 """A training that was stopped goes on with the weights and scores that belong together, and says
 where."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -10,8 +8,6 @@ import itertools
 import os
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import events, python
@@ -63,7 +59,7 @@ def recipe(toy_settings, tmp_path):
     return written(settings, tmp_path)
 
 
-def stop_before(step: int, recipe: Path, folder: Path, environment: dict[str, str]) -> None:
+def stop_before(step, recipe, folder, environment):
     python(STOPPED_BY_A_KILL, recipe, folder, step, env=environment, code=-signal.SIGKILL)
 
 
@@ -95,7 +91,7 @@ def test_checkpoints_come_by_time_and_a_stop_is_saved_at_its_step(recipe, tmp_pa
     minutes, saved, save = itertools.count(), list[int](), Checkpoints.save
     monkeypatch.setattr(checkpoints, "clock", lambda: 60.0 * next(minutes))
 
-    def noted(*given: Any) -> None:
+    def noted(*given):
         saved.append(given[2])
         save(*given)
         if saved[-1] == 8:
@@ -113,7 +109,7 @@ def test_a_request_after_the_last_step_of_a_training(recipe, tmp_path, monkeypat
     monkeypatch.setattr(stopping, "_requested", None)
     publish = RunFolder.publish_models
 
-    def asked(*given: Any) -> None:
+    def asked(*given):
         assert stopping._request_stop(signal.SIGINT)
         publish(*given)
 
@@ -124,11 +120,11 @@ def test_a_request_after_the_last_step_of_a_training(recipe, tmp_path, monkeypat
     assert RunFolder(tmp_path / "run").finished_training(0, "student", ["student"])
 
 
-def record_of(output: str) -> dict[str, Any]:
+def record_of(output):
     return {"output": output, "split": "train", "examples": 1, "steps": 1, "choosing": None}
 
 
-def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:
+def keep(folder, epoch, *outputs):
     for output in outputs:
         with new_folder(folder.kept(0, "both", epoch) / output) as aside:
             (aside / "weights").write_text(f"{output} {epoch}")
@@ -153,7 +149,7 @@ def test_a_kill_while_models_are_published(renames, tmp_path, monkeypatch):
     keep(folder, 1, *both)
     rename, left = os.rename, [renames]
 
-    def killed(*given: Any) -> None:
+    def killed(*given):
         if not left[0]:
             raise InterruptedError
         left[0] -= 1
@@ -180,7 +176,7 @@ def test_a_phase_takes_the_seconds_of_all_its_starts(recipe, tmp_path, monkeypat
     now, loaded = [1000.0], load_recipe(recipe)
     monkeypatch.setattr("ds_distill.run.events.time.time", lambda: now[0])
 
-    def start(*seconds: float, resumed: bool = True) -> float:
+    def start(*seconds, resumed=True):
         """Of phase 1, with a step after each of these seconds, and as long again until a kill."""
         now[0] += 500.0
         log = RunLog(tmp_path, loaded, enabled=True, resumed=resumed)
@@ -231,7 +227,7 @@ def test_what_a_run_reads_may_have_changed_before_it_goes_on(toy_settings, tmp_p
     folder, recipe = tmp_path / "run", load_recipe(written(settings, tmp_path))
     execute(recipe, folder, first=1)
 
-    def rename(before: str, after: str) -> None:
+    def rename(before, after):
         for file in task.glob("*.jsonl"):
             file.write_text(file.read_text().replace(before, after))
 

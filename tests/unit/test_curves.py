@@ -1,45 +1,42 @@
 """Learning curves of a report, from the events of a run."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import Any
 
 import pytest
 
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.page import Figure, Page, Section
+from ds_distill.reporting.page import Page, Section
 from ds_distill.reporting.report import HEIGHT, MOST_POINTS, WIDTH, curves
 
 ACCURACY, LOSS = METRICS["classes"]["accuracy"], METRICS["masked tokens"]["loss"]
 
 
-def train(number: int, phase: str, step: int, **losses: float) -> dict[str, Any]:
+def train(number, phase, step, **losses):
     about = {"event": "train", "time": 1.0, "learning_rate": 0.1, "examples_per_second": 9.0}
     return {**about, "number": number, "phase": phase, "step": step, **losses}
 
 
-def validation(number: int, phase: str, step: int, **scores: Any) -> dict[str, Any]:
+def validation(number, phase, step, **scores):
     return {"event": "validation", "number": number, "phase": phase, "step": step, **scores}
 
 
-def losses(*values: float) -> list[dict[str, Any]]:
+def losses(*values):
     return [train(0, "student", step, loss=value) for step, value in enumerate(values, start=1)]
 
 
-def trainings(events: list[Any], phases: list[str], metrics: list[Any]) -> list[Any]:
+def trainings(events, phases, metrics):
     """The parts of the page, one for each training."""
     found = curves(iter(events), phases, metrics)
     return [block for block in found.blocks if isinstance(block, Section)]
 
 
-def figures(training: Section) -> list[Figure]:
+def figures(training):
     [block] = training.blocks
     return list(block.figures)
 
 
-def points(events: list[Any]) -> list[str]:
+def points(events):
     """Of the losses' line."""
     [training] = trainings(events, ["distil"], [ACCURACY])
     [drawn] = re.findall('points="([^"]*)"|cx="([^"]*)"', figures(training)[0].svg())

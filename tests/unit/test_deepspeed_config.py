@@ -1,7 +1,5 @@
 """DeepSpeed configs by name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,7 +4,6 @@ docstrings.yaml."""
 import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -20,11 +19,9 @@ from ds_distill.data.docstrings import (
 )
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel, Task
+from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel
 
-TEXTS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("docstrings.yaml").read_text(encoding="utf-8")
-)
+TEXTS = yaml.safe_load(Path(__file__).with_name("docstrings.yaml").read_text(encoding="utf-8"))
 MODULE = '''"""Module {number} of {package} says a {word} or two.
 
 Words that all packages say in just the same way.
@@ -61,7 +58,7 @@ MODULES = 30
 
 
 @pytest.fixture
-def packages(tmp_path, monkeypatch) -> list[str]:
+def packages(tmp_path, monkeypatch):
     """Two packages that can be found and not imported."""
     for package, word in WORDS.items():
         folder = tmp_path / "site" / package
@@ -80,7 +77,7 @@ def packages(tmp_path, monkeypatch) -> list[str]:
     return list(WORDS)
 
 
-def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
+def task(path="docstrings:fakeone,faketwo", labels=None, **data):
     return SingleLabel(data=Data(path=path, **data), labels=labels)
 
 
@@ -128,7 +125,7 @@ def test_a_file_is_in_one_split_and_nothing_is_lost(packages, tmp_path):
 
 
 def test_the_source_caps_each_class_and_hides_it_where_there_are_no_labels(packages, tmp_path):
-    seen: list[tuple[int, int]] = []
+    seen = []
     capped = task(per_class={"train": 9, "transfer": 9})
     source = open_source(capped, tmp_path, lambda done, of: seen.append((done, of)))
     assert source.labels == packages

@@ -1,7 +1,5 @@
 """Mistakes that are told together."""
 
-from __future__ import annotations
-
 import pytest
 
 from ds_distill.errors import Mistake, UserError, located, refuse

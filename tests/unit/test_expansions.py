@@ -1,8 +1,6 @@
 """What `check` says of models whose vocabulary a phase has expanded. The cases are in
 expansions.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

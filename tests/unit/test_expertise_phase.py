@@ -1,13 +1,10 @@
 """What the expertise phase and `route` read: a cache of the teachers as they are, or the teachers;
 nothing of which a teacher says nothing."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +14,7 @@ from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.phases.expertise import _texts, route
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.execute import execute
 
@@ -25,9 +22,7 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(scope="module")
-def settings(
-    toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def settings(toy_settings, tmp_path_factory):
     """The toy recipe with two teachers of random weights, and no phases."""
     made = copy.deepcopy(toy_settings)
     here = tmp_path_factory.mktemp("expertise")
@@ -39,15 +34,13 @@ def settings(
     return made
 
 
-def recipe_of(settings: dict[str, Any], folder: Path, *phases: dict[str, Any]) -> Recipe:
+def recipe_of(settings, folder, *phases):
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump({**settings, "phases": list(phases)}))
     return load_recipe(str(path))
 
 
-def test_teachers_that_were_trained_since_their_cache_run_again(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_teachers_that_were_trained_since_their_cache_run_again(settings, tmp_path):
     """As `check` has it. The run ended there, with the advice to build a cache that a resumed run
     does not build again. A layer that is named twice is cached once, and read."""
     reads = {"split": "transfer", "losses": {"kl": {}}}
@@ -66,9 +59,7 @@ def test_teachers_that_were_trained_since_their_cache_run_again(
     assert expertise["kind"] == "expertise" and expertise["teachers"] == ["first", "second"]
 
 
-def test_route_compares_nothing_of_which_a_teacher_says_nothing(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_route_compares_nothing_of_which_a_teacher_says_nothing(settings, tmp_path):
     """Its silence was taken for the first class, and all scores were wrong."""
     data = Path(settings["task"]["data"]["path"])
     rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
@@ -87,7 +78,7 @@ def test_route_compares_nothing_of_which_a_teacher_says_nothing(
         route(recipe, tmp_path / "run")
 
 
-def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path: Path) -> None:
+def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path):
     """Also where a split has examples twice: the second texts were those of another one."""
     pairs = [(f"first {n % 7}", f"second {n % 7}") for n in range(20)]
     rows = [{"text_a": a, "text_b": b, "label": "x"} for a, b in pairs]
@@ -99,7 +90,7 @@ def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path: Path) -> None:
     )
     data = open_source(task, tmp_path / "cache").read("validation")
     examples = Units.of(data)
-    run: Any = SimpleNamespace(data=SimpleNamespace(table=lambda split: data))
-    shown: Any = [SimpleNamespace(row=row) for row in range(20)]
+    run = SimpleNamespace(data=SimpleNamespace(table=lambda split: data))
+    shown = [SimpleNamespace(row=row) for row in range(20)]
     found = _texts("validation", run, shown, examples)
     assert found == [f"{first}\n{second}" for first, second in pairs]

@@ -1,12 +1,9 @@
 """What ranks record of their failures: the first of its own kind leads, whoever wrote it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ds_distill.process.failures import (
     Failure,
-    Kind,
     clear_failures,
     failures,
     first_failure,
@@ -14,7 +11,7 @@ from ds_distill.process.failures import (
 )
 
 
-def failure(rank: int, time: float, kind: Kind = "fault", message: str = "broke") -> Failure:
+def failure(rank, time, kind="fault", message="broke"):
     return Failure(rank, f"host-{rank}", time, kind, message)
 
 

@@ -1,9 +1,5 @@
 """The families that configuration.py names, each built small and asked."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from families import built, config_of, padded_view
@@ -50,7 +46,7 @@ def test_the_head_at_rows_is_the_models_own(family, more):
     check_head_at_rows(family, more)
 
 
-def check_head_at_rows(family: str, more: dict[str, object]) -> None:
+def check_head_at_rows(family, more):
     """And the states below it; a state's weights are those that it has a gradient for."""
     model, view = built(family, AutoModelForMaskedLM, **more), padded_view([16, 9, 13], rows=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -99,7 +95,7 @@ def test_losses_through_a_head_are_those_on_the_models_logits(teacher, student):
         assert (gradients[name] - gradient).norm() < 1e-3 * size, name  # losses are in float32
 
 
-def alone_and_padded(family: str) -> tuple[torch.Tensor, torch.Tensor]:
+def alone_and_padded(family):
     """The states of a text by itself, and beside a longer one."""
     model = built(family)
     length, longer = (40, 80) if family == "reformer" else (9, 16)
@@ -129,7 +125,7 @@ def test_kept_layers_are_those_of_the_model_that_is_loaded_again(family, more, t
     check_kept_layers(family, tmp_path, **more)
 
 
-def check_kept_layers(family: str, tmp_path: Path, **more: object) -> None:
+def check_kept_layers(family, tmp_path, **more):
     """Longformer's windows kept their number: the model could not run, nor be loaded again."""
     model, inputs = built(family, **more), padded_view([17, 17]).model_inputs()
     keep_layers(model, [0, 2])
@@ -161,7 +157,6 @@ def test_a_model_takes_as_many_tokens_as_it_is_said_to(family):
     """LUKE and I-BERT failed on the last two."""
     model = built(family)
     limit = usable_length(model.config)
-    assert limit is not None
     model(**padded_view([limit]).model_inputs())
     with pytest.raises((IndexError, RuntimeError)):
         model(**padded_view([limit + 1]).model_inputs())

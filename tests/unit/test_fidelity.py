@@ -1,7 +1,5 @@
 """How near a cache is to its teachers, against sums written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

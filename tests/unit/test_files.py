@@ -1,7 +1,5 @@
 """Files and folders are whole or not there, and a full disk is recognised by what libraries say."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -30,7 +28,7 @@ from ds_distill.files import (
 )
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -144,7 +142,7 @@ def test_files_get_the_rights_of_new_files(tmp_path, umask):
         assert file.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def make_node(kind: str, path: Path) -> None:
+def make_node(kind, path):
     """A node like those of /dev, in a folder of the test's own."""
     if kind == "device":
         try:

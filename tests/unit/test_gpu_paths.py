@@ -1,12 +1,8 @@
 """What runs otherwise on a GPU, as far as a CPU can show it."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import deepspeed
 import pytest
@@ -32,10 +28,10 @@ META = torch.device("meta")
 @pytest.mark.parametrize("term", ["cosine", "attention_mse"])
 def test_at_stage_3_the_student_runs_where_its_weights_are(term, world, monkeypatch):
     """Which weights a term reads is found by a pass, before DeepSpeed moves them."""
-    moved: list[torch.Tensor] = []
-    to: Callable[..., torch.Tensor] = torch.Tensor.to
+    moved = []
+    to = torch.Tensor.to
 
-    def to_device(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+    def to_device(tensor, *given, **named):
         if given[:1] != (META,):
             return to(tensor, *given, **named)
         moved.append(tensor)
@@ -44,7 +40,7 @@ def test_at_stage_3_the_student_runs_where_its_weights_are(term, world, monkeypa
     class Reached(Exception):
         """DeepSpeed's engine would be built now."""
 
-    def initialize(**options: Any) -> None:
+    def initialize(**options):
         raise Reached
 
     monkeypatch.setattr(torch.Tensor, "to", to_device)
@@ -59,23 +55,23 @@ def test_at_stage_3_the_student_runs_where_its_weights_are(term, world, monkeypa
 def test_a_lone_rank_keeps_what_it_has_predicted_where_it_is(world):
     """A whole split would be on the device, beside all models."""
     part = torch.arange(6.0).view(2, 3)
-    runner: Any = SimpleNamespace(world=replace(world, device=META))
+    runner = SimpleNamespace(world=replace(world, device=META))
     assert _of_all_ranks(runner, part) is part
 
 
 class Accelerator:
     """A host's GPUs as a rank sees them."""
 
-    def __init__(self, visible: int) -> None:
+    def __init__(self, visible):
         self.visible = visible
 
-    def device_name(self, number: int | None = None) -> str:
+    def device_name(self, number=None):
         return "cuda" if number is None else f"cuda:{number}"
 
-    def device_count(self) -> int:
+    def device_count(self):
         return self.visible
 
-    def set_device(self, number: int) -> None:
+    def set_device(self, number):
         raise StopIteration(number)
 
 
@@ -103,7 +99,7 @@ def test_padding_never_is_refused_where_a_gpu_cannot(tiny_models, monkeypatch):
     """It was padded all the same, without a word; `check` may run where no GPU is."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     world = SimpleNamespace(device=torch.device("cuda"))
-    run: Any = SimpleNamespace(recipe=SimpleNamespace(padding="never"), world=world)
+    run = SimpleNamespace(recipe=SimpleNamespace(padding="never"), world=world)
     teacher = ModelReference("first", str(tiny_models["bert"]))
     with pytest.raises(UserError, match=r"padding=never: first \(bert\) cannot run without padd"):
         Run.packed(run, teacher, half=True)
@@ -120,7 +116,7 @@ def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
     tiny_models, family, device, attention
 ):
     """transformers' own looks at the mask in each pass; see test_packed.py."""
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         recipe=SimpleNamespace(seed=0),
         world=SimpleNamespace(device=torch.device(device)),
         labels=["a", "b"],
@@ -129,7 +125,7 @@ def test_what_a_model_on_a_gpu_is_loaded_with_waits_for_no_device(
         kind=SimpleNamespace(load=lambda data, model, labels, **options: options),
     )
     student = ModelReference("student", str(tiny_models[family]))
-    loaded: Any = Run.model(run, student, new_head=True)
+    loaded = Run.model(run, student, new_head=True)
     assert loaded["attention"] == attention
 
 
@@ -155,13 +151,13 @@ def test_teachers_routing_and_losses_wait_for_no_device(world):
     engine = engine_of(world, bundle, "zero1_fp32")
     forward, found = engine.bundle.forward, list[list[str]]()
 
-    def watched(*given: Any, **named: Any) -> Any:
+    def watched(*given, **named):
         with Waits() as waits:
             result = forward(*given, **named)
         found.append(waits.found)
         return result
 
-    engine.bundle.forward = watched  # type: ignore[method-assign]
+    engine.bundle.forward = watched
     for _ in range(3):
         engine.train_step([batch])
     engine.close()

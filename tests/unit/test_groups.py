@@ -1,13 +1,8 @@
 """Examples that belong together are on one side of every split, and are drawn together; a
 split that both fits and chooses is split in two."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import datasets
 import kinds
 import numpy as np
 import pytest
@@ -29,13 +24,13 @@ from ds_distill.training.setup import validation_of
 from ds_distill.types import Signals
 
 
-def written(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+def written(folder, **splits):
     for split, rows in splits.items():
         kinds.write(folder / f"{split}.jsonl", rows)
     return folder
 
 
-def read(folder: Path, split: str = "train", **data: Any) -> datasets.Dataset:
+def read(folder, split="train", **data):
     task = SingleLabel(data={"path": str(folder), **data}, labels=["a", "b"])
     return open_source(task, folder / "cache").read(split)
 
@@ -165,7 +160,7 @@ def test_strata_are_sets_of_classes():
 # ---------------------------------------------------------------------------------- the fault
 
 
-def near_copies(text: str) -> list[str]:
+def near_copies(text):
     return [text, text.upper(), f"  {text} ", text.replace(" ", "\t")]
 
 
@@ -209,7 +204,7 @@ def test_a_group_is_in_one_fold_over_all_splits(tmp_path):
         for number in range(60)
     ]
     folder = written(tmp_path, **{s: rows[60 * n : 60 * (n + 1)] for n, s in enumerate(splits)})
-    threads: list[set[int]] = []
+    threads = []
     for fold in range(1, 4):
         folds = {"number": 3, "fold": fold, "of": [*splits]}
         data = {"folds": folds, "columns": {"group": "thread"}}
@@ -328,7 +323,7 @@ def test_a_split_without_labels_does_not_choose():
     examples = numbered(60, labels=[-1] * 60)
     data = SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples)
     recipe = SimpleNamespace(seed=0, fitted_splits=lambda task: [])
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         data=data, recipe=recipe, task_name="task", task=SimpleNamespace(reads_labels=True)
     )
     assert validation_of(run, {}) is None

@@ -1,8 +1,6 @@
 """Memory of a step's terms on one head, counted in tensors: a hundredth of all sizes and budgets of
 `tools/benchmarks/grown_vocabulary_memory.py`, where resident memory is measured."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from passes import allocated_peak
 from torch import nn
 
-from ds_distill.losses import KL, Cosine, CrossEntropy, Seen, Term
+from ds_distill.losses import KL, Cosine, CrossEntropy, Seen
 from ds_distill.losses import logits as logits_of
 from ds_distill.models.bundle import Bundle
 from ds_distill.types import Batch, Signals, VocabularyHead
@@ -19,7 +17,7 @@ from ds_kernels import _projections, _rows_reference
 ROWS, LABELLED, VOCABULARY, KNOWN, WIDTH = 1400, 350, 6000, 3052, 77
 
 
-def peak(terms: dict[str, Term], labelled: int) -> int:
+def peak(terms, labelled):
     """Bytes of tensors that are alive at a time in the step of a bundle's terms."""
     torch.manual_seed(0)
     own, other = nn.Linear(WIDTH, VOCABULARY), nn.Linear(WIDTH, KNOWN).requires_grad_(False)
@@ -48,9 +46,9 @@ def test_labels_cost_little_beside_a_teachers_head(labelled, kl_first, monkeypat
         monkeypatch.setattr(_projections, name, {"cpu": budgets["cpu"] // 100})
     for module in (_rows_reference, sys.modules["ds_kernels.masked_cosine"]):  # small as they are
         monkeypatch.setattr(module, "_REFERENCE_ELEMENTS", module._REFERENCE_ELEMENTS // 10)
-    cross_entropy: dict[str, Term] = {"cross_entropy": CrossEntropy()}
-    kl: dict[str, Term] = {"kl": KL({"rows": "tokens", "temperature": 2.0})}
-    cosine: dict[str, Term] = {"cosine": Cosine({"rows": "tokens"})}
+    cross_entropy = {"cross_entropy": CrossEntropy()}
+    kl = {"kl": KL({"rows": "tokens", "temperature": 2.0})}
+    cosine = {"cosine": Cosine({"rows": "tokens"})}
     together = {**kl, **cross_entropy} if kl_first else {**cross_entropy, **kl}
     ratio = peak({**together, **cosine}, labelled) / peak(kl, labelled)
     # Less than the 1.2 of the benchmark: the reference's buffers are larger than a hundredth.

@@ -1,10 +1,7 @@
 """The hub is asked once whether it can be reached, and only where a recipe needs it."""
 
-from __future__ import annotations
-
 import os
 import socket
-from typing import Any
 
 import pytest
 from runs import command_line
@@ -16,9 +13,9 @@ from ds_distill.cli.options import Given
 @pytest.fixture
 def asked(monkeypatch):
     """What is connected to; nothing can be reached."""
-    addresses: list[Any] = []
+    addresses = []
 
-    def refuse(address: Any, timeout: float) -> None:
+    def refuse(address, timeout):
         addresses.append(address)
         raise ConnectionRefusedError(111, "Connection refused")
 

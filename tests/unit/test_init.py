@@ -1,14 +1,10 @@
 """`ds-distill init` writes recipes that `check` passes, and says which option decides where it
 cannot know."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pandas
@@ -53,7 +49,7 @@ def models(tmp_path_factory):
 def init(models, tmp_path):
     """Make a recipe, which `check` must pass; returns it and what was said."""
 
-    def init(data: Path, *options: str, teachers: str = "encoder") -> tuple[dict[str, Any], str]:
+    def init(data, *options, teachers="encoder"):
         file = tmp_path / "made.yaml"
         named = [f"--teacher={models / name}" for name in teachers.split()]
         made = ds_distill("init", data, *named, "--output", file, "--force", *options)
@@ -65,16 +61,7 @@ def init(models, tmp_path):
     return init
 
 
-Row = Callable[[int, random.Random], dict[str, Any]]
-
-
-def write(
-    folder: Path,
-    row: Row,
-    kind: str = "jsonl",
-    splits: dict[str, int] = SIZES,
-    named: dict[str, Any] | None = None,
-) -> Path:
+def write(folder, row, kind="jsonl", splits=SIZES, named=None):
     """named: columns of a parquet that declare the names of their class ids."""
     draw = random.Random(0)
     folder.mkdir(exist_ok=True)
@@ -92,51 +79,50 @@ def write(
     return folder
 
 
-def text(number: int, draw: random.Random) -> str:
+def text(number, draw):
     return toy_text(TOY_LABELS[number % 3], draw)
 
 
-def labelled(of: Callable[[int], Any], name: str = "label") -> Row:
+def labelled(of, name="label"):
     return lambda n, draw: {"text": text(n, draw), name: of(n)}
 
 
-def ticket(number: int, draw: random.Random) -> dict[str, Any]:
+def ticket(number, draw):
     row = {"ticket": f"T{number}", "Body": text(number, draw), "queue": TOY_LABELS[number % 3]}
     return row | {"minutes": number * 0.5}
 
 
-def question(number: int, draw: random.Random) -> dict[str, Any]:
+def question(number, draw):
     context = text(number, draw)
     word = context.split()[-1].strip(".")
     answer = {"text": word, "start": context.rindex(word)}
     return {"question": "what is it?", "context": context, "answers": [answer]}
 
 
-def tagged(number: int, draw: random.Random) -> dict[str, Any]:
+def tagged(number, draw):
     words = text(number, draw).split()
     return {"tokens": words, "tags": ["B-Thing", *["O"] * (len(words) - 1)]}
 
 
-def spans(number: int, draw: random.Random) -> dict[str, Any]:
+def spans(number, draw):
     whole = text(number, draw)
     one = {"start": 0, "end": len(whole.split()[0]), "type": "Thing"}
     return {"text": whole, "spans": [one] if number % 2 else []}
 
 
-def two_texts(number: int, draw: random.Random) -> dict[str, Any]:
+def two_texts(number, draw):
     return {"one": text(number, draw), "two": text(number, draw), "label": TOY_LABELS[number % 3]}
 
 
-def pair(number: int, draw: random.Random) -> dict[str, Any]:
+def pair(number, draw):
     return {"sentence1": text(number, draw), "sentence2": text(number, draw), "score": number / 7}
 
 
-def both(number: int, draw: random.Random) -> dict[str, Any]:
+def both(number, draw):
     return {**tagged(number, draw), **ticket(number, draw)}
 
 
-LISTS = labelled(lambda n: TOY_LABELS[: n % 4] if n % 3 else [], "labels")
-KINDS: dict[str, tuple[Row, str, str]] = {
+KINDS = {
     "single-label": (ticket, "csv", ""),
     "multi-label": (
         labelled(lambda n: TOY_LABELS[: n % 4] if n % 3 else [], "labels"),
@@ -253,11 +239,11 @@ def test_the_recipe_trains(models, tmp_path):
     assert all(one["steps"] >= 10 for one in trained), trained
 
 
-def rated(number: int, draw: random.Random) -> dict[str, Any]:
+def rated(number, draw):
     return {"text": text(number, draw), "rating": number % 5, "topic": TOY_LABELS[number % 3]}
 
 
-ASKED: list[tuple[Row, str, str]] = [
+ASKED = [
     (two_texts, "", r"one, two\. Say which: --text"),
     (lambda n, d: {"text": text(n, d)}, "", "no column looks like labels.*--label"),
     (rated, "", "rating, topic. Say which: --label"),
@@ -383,7 +369,7 @@ PLACES = datasets.ClassLabel(names=["O", "B-place", "I-place", "B-river", "I-riv
 WORDS = datasets.ClassLabel(names=["noun", "verb"])
 
 
-def sentence(number: int, draw: random.Random) -> dict[str, Any]:
+def sentence(number, draw):
     """As conll2003 has them, with two columns of tags."""
     words = text(number, draw).split()
     return {"tokens": words, "pos": [n % 2 for n in range(len(words))], "ner": [3] * len(words)}

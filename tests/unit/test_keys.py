@@ -53,10 +53,10 @@ def test_a_lone_surrogate_has_a_key():
     assert content_keys(["\ud800"]).shape == (1, 2)
 
 
-def reference_hash(high: int, low: int, stream: tuple[int, ...]) -> int:
+def reference_hash(high, low, stream):
     """hash_keys in Python's unbounded integers."""
 
-    def mix(x: int) -> int:
+    def mix(x):
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
         x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
         return x ^ (x >> 31)

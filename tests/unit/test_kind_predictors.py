@@ -1,12 +1,8 @@
 """Shipped students that find entities, spans and answers: what they say of a text is what an
 evaluation scores, in the same windows."""
 
-from __future__ import annotations
-
 import io
 import json
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -32,7 +28,7 @@ from ds_distill.evaluation.predictions import SpanPredictions, word_predictions
 from ds_distill.keys import numbered_keys
 from ds_distill.models.encoder import read_signals
 from ds_distill.predictors.file import predict_file
-from ds_distill.predictors.prediction import Answerer, Tagger, load_predictor
+from ds_distill.predictors.prediction import load_predictor
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.tags import SPAN_TAGS
 from ds_distill.recipe.tasks import ExtractiveQA, TokenClassification
@@ -41,7 +37,7 @@ from ds_distill.tasks.extractive_qa import ExtractiveQAKind
 from ds_distill.tasks.labelled import TokenClassificationKind
 
 
-def tagger_of(toy: Path, folder: Path, tags: list[str], length: int = 16, seed: int = 0) -> Tagger:
+def tagger_of(toy, folder, tags, length=16, seed=0):
     """Of random weights, which find entities everywhere."""
     torch.manual_seed(seed)
     names = dict(enumerate(tags))
@@ -52,24 +48,22 @@ def tagger_of(toy: Path, folder: Path, tags: list[str], length: int = 16, seed: 
     tokenizer = load_tokenizer(str(toy))
     tokenizer.model_max_length = length
     tokenizer.save_pretrained(folder)
-    found = load_predictor(folder)
-    assert isinstance(found, Tagger)
-    return found
+    return load_predictor(folder)
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_models, tmp_path_factory):
     tagger_of(tiny_models["toy"], found := tmp_path_factory.mktemp("tagger"), TAGS)
     return found
 
 
 @pytest.fixture(scope="module")
-def tagger(folder: Path) -> Any:
+def tagger(folder):
     return load_predictor(folder)
 
 
 @pytest.fixture(scope="module")
-def finder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finder(tiny_models, tmp_path_factory):
     found = tmp_path_factory.mktemp("finder")
     tagger_of(tiny_models["toy"], found, SPAN_TAGS, 32, seed=1)
     return found
@@ -78,7 +72,7 @@ def finder(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 # -------------------------------------------------------------------------------------- entities
 
 
-def test_words_are_read_before_a_text_as_training_reads_them(folder: Path, tmp_path: Path) -> None:
+def test_words_are_read_before_a_text_as_training_reads_them(folder, tmp_path):
     """So what is written is a teacher's file for the same data."""
     file, output = tmp_path / "both.jsonl", io.StringIO()
     file.write_text('{"text": "rain-snow", "tokens": ["rain-snow"]}\n')
@@ -87,7 +81,7 @@ def test_words_are_read_before_a_text_as_training_reads_them(folder: Path, tmp_p
     assert tag in TAGS
 
 
-def test_entities_of_a_text_are_those_of_its_words_by_the_model(tagger: Tagger) -> None:
+def test_entities_of_a_text_are_those_of_its_words_by_the_model(tagger):
     given_ = ["the cat, a dog (very old) saw snow", "", "  \n", "rain"]
     of_texts = [found["predicted"] for found in tagger.predictions(given_)]
     assert of_texts[0] and of_texts[1] == of_texts[2] == []
@@ -110,9 +104,7 @@ def test_entities_of_a_text_are_those_of_its_words_by_the_model(tagger: Tagger) 
 
 
 @pytest.mark.parametrize("tags", [["X", "NOUN", "VERB"], ["O", "B-gene", "I-gene", "NOUN"]])
-def test_words_of_a_text_have_tags_that_are_no_entities(
-    tags: list[str], tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_words_of_a_text_have_tags_that_are_no_entities(tags, tiny_models, tmp_path):
     """Each word is found alone, with its whole tag; one that no token reads has none."""
     tagger = tagger_of(tiny_models["toy"], tmp_path, tags)
     text = "the cat, a dog \u200b saw snow"
@@ -130,7 +122,7 @@ def test_words_of_a_text_have_tags_that_are_no_entities(
 KNOWN = ["the", "cat", "saw", "a", "very", "old", "dog", "\u200b", "abcdefghijklmnopqrs"]
 
 
-def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: Path) -> None:
+def test_long_texts_are_scored_as_predict_reads_them(tagger, tmp_path):
     """In the same windows: each word once, under the text's one number. Before, what did not fit
     the first window counted as O."""
     draw = np.random.default_rng(0)
@@ -170,10 +162,9 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
 # ----------------------------------------------------------------------------------------- spans
 
 
-def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
+def test_predicted_spans_are_those_of_an_evaluation(finder):
     """Of one tokenizer alone the windows are the same."""
     predictor = load_predictor(finder)
-    assert isinstance(predictor, Tagger)
     long = " ".join([CONTEXT, "rain, \u200b and"] * 4)
     pairs = [("which animal", long), ("what", CONTEXT), ("", "snow"), ("which", "  ")]
     found = [one["predicted"] for one in predictor.predictions(pairs)]
@@ -201,7 +192,7 @@ def test_predicted_spans_are_those_of_an_evaluation(finder: Path) -> None:
             assert 0.5 <= span["probability"] <= 1
 
 
-def test_a_file_of_questions_gets_spans(finder: Path, tmp_path: Path) -> None:
+def test_a_file_of_questions_gets_spans(finder, tmp_path):
     file, said, output = tmp_path / "asked.jsonl", [], io.StringIO()
     file.write_text(jsonl([{"question": f"which {n}", "context": CONTEXT} for n in range(3)]))
     predict_file(finder, file, output, progress=said.append)
@@ -212,22 +203,20 @@ def test_a_file_of_questions_gets_spans(finder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'question'; it has: text"):
         predict_file(finder, tmp_path / "texts.txt", output, progress=said.append)
     with pytest.raises(UserError, match="give pairs of a question and its context"):
-        load_predictor(finder).predictions(["a cat"])  # type: ignore[list-item]
+        load_predictor(finder).predictions(["a cat"])
 
 
 # --------------------------------------------------------------------------------------- answers
 
 
 @pytest.mark.parametrize("shipped", [True, False])
-def test_answers_are_read_as_by_the_evaluation_of_the_run(
-    shipped: bool, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_answers_are_read_as_by_the_evaluation_of_the_run(shipped, tiny_models, tmp_path):
     """Answers as short, windows that overlap as much; by a model of random weights, whose answers
     are of any length. One that no run has shipped has the defaults."""
     torch.manual_seed(0)
     context = " ".join(["the cat saw a very old tiger before the rain"] * 8)
     pairs = [("who saw it", context), ("the dog", "some small bread")]
-    own: dict[str, Any] = {"stride": 3, "max_answer_length": 2} if shipped else {}
+    own = {"stride": 3, "max_answer_length": 2} if shipped else {}
     task = ExtractiveQA(data={"path": "."}, max_length=32, **own)
     AutoModelForQuestionAnswering.from_pretrained(tiny_models["toy"]).save_pretrained(tmp_path)
     load_tokenizer(str(tiny_models["toy"])).save_pretrained(tmp_path)
@@ -235,7 +224,6 @@ def test_answers_are_read_as_by_the_evaluation_of_the_run(
         keep_settings(tmp_path, task)
         AutoModelForQuestionAnswering.from_pretrained(tmp_path).save_pretrained(tmp_path)
     answerer = load_predictor(tmp_path)
-    assert isinstance(answerer, Answerer)
     answerer.max_length = 32
     answerer.overlap = min(answerer.overlap, 10)
     assert (answerer.max_answer_length, answerer.overlap) == ((2, 3) if shipped else (30, 10))
@@ -249,16 +237,14 @@ def test_answers_are_read_as_by_the_evaluation_of_the_run(
     assert (max(len(text.split()) for text in found) <= 2) == shipped
 
 
-def test_windows_must_go_on() -> None:
+def test_windows_must_go_on():
     with pytest.raises(ValueError, match="a third of max_length=60: set at most 20"):
         ExtractiveQA(data={"path": "x"}, max_length=60, stride=21)
     assert ExtractiveQA(data={"path": "x"}, max_length=60).overlap == 20
 
 
 @pytest.mark.parametrize("kind", ["extractive-qa", "masked-lm"])
-def test_models_must_have_the_same_tokens(
-    kind: str, tmp_path: Path, tiny_models: dict[str, Path], toy_settings: dict[str, Any]
-) -> None:
+def test_models_must_have_the_same_tokens(kind, tmp_path, tiny_models, toy_settings):
     """The rows that pad a model's embeddings do not count."""
     words = toy_vocabulary()
     other = make_tiny_bert(tmp_path / "other", [*words[:5], *reversed(words[5:])])
@@ -266,7 +252,7 @@ def test_models_must_have_the_same_tokens(
     AutoTokenizer.from_pretrained(tiny_models["toy"]).save_pretrained(padded)
     (tmp_path / "texts.txt").write_text("we saw a cat\n")
 
-    def mistakes(teacher: Path) -> list[str]:
+    def mistakes(teacher):
         data = {"path": str(tmp_path / "texts.txt")}
         changed = {
             "task": {"type": kind, "data": data, "max_length": 32},

@@ -1,11 +1,7 @@
 """Rows with words, spans of texts and answers, in every form that files have."""
 
-from __future__ import annotations
-
 import unicodedata
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -38,9 +34,7 @@ ODD = ["10\u00a0000", "\u3000", "\u2028", "\x85", "\x0b", "\x1c", "\u200b", "\uf
         ("tsv", "\t", "\r\n", ""),
     ],
 )
-def test_words_of_conll_end_at_blanks_and_tabs_alone(
-    ending: str, between: str, end: str, start: str, tmp_path: Path
-) -> None:
+def test_words_of_conll_end_at_blanks_and_tabs_alone(ending, between, end, start, tmp_path):
     """`10<no-break space>000` was the word 10."""
     sentences = [["Ann", *ODD], ["in", "Oslo"]]
     tags = [["B-PER", *["B-n\u00a0b"] * len(ODD)], ["O", "B-LOC"]]
@@ -55,7 +49,7 @@ def test_words_of_conll_end_at_blanks_and_tabs_alone(
     assert rows == [{"tokens": w, "tags": t} for w, t in zip(sentences, tags, strict=True)]
 
 
-def test_comments_and_marks_of_documents_are_no_words(tmp_path: Path) -> None:
+def test_comments_and_marks_of_documents_are_no_words(tmp_path):
     sentence = "Ann B-PER\n# O\n\n"
     file = tmp_path / "train.conll"
     file.write_text(
@@ -65,11 +59,11 @@ def test_comments_and_marks_of_documents_are_no_words(tmp_path: Path) -> None:
     assert rows == [(f":{line}"[-2:], ["Ann", "#"]) for line in (3, 7, 11)]
 
 
-def span(start: int, end: int, kind: str, **more: str) -> dict[str, Any]:
+def span(start, end, kind, **more):
     return {"start": start, "end": end, "type": kind, **more}
 
 
-def test_text_with_spans_is_read_as_words_with_tags(tmp_path: Path) -> None:
+def test_text_with_spans_is_read_as_words_with_tags(tmp_path):
     """A word of which some characters are in a span is in it whole."""
     rows = [
         {"text": "IL-2, a gene", "spans": [span(0, 4, "gene")]},
@@ -99,9 +93,7 @@ def test_text_with_spans_is_read_as_words_with_tags(tmp_path: Path) -> None:
     assert list(untagged["label"]) == [[-1, -1], [-1]]
 
 
-def test_what_an_earlier_version_has_read_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_version_has_read_is_not_taken(tmp_path, monkeypatch):
     rows = [{"text": "\u5f20\u4e09 x", "spans": [span(0, 2, "gene")]}]
     with monkeypatch.context() as before:
         before.setattr(row_forms, "VERSION", 1)
@@ -119,7 +111,7 @@ def test_what_an_earlier_version_has_read_is_not_taken(
         read(WORDS, tmp_path, rows)
 
 
-def drawn_spans(cuts: set[int], data: st.DataObject) -> list[tuple[int, int, str]]:
+def drawn_spans(cuts, data):
     """Some of the stretches between the cuts, each of a type."""
     kinds = st.sampled_from([None, "gene", "disease"])
     drawn = [(one, other, data.draw(kinds)) for one, other in pairwise(sorted(cuts))]
@@ -128,7 +120,7 @@ def drawn_spans(cuts: set[int], data: st.DataObject) -> list[tuple[int, int, str
 
 @settings(max_examples=40)
 @given(st.text(any_letter, min_size=1, max_size=30), st.data())
-def test_entities_come_back_to_their_characters(text: str, data: st.DataObject) -> None:
+def test_entities_come_back_to_their_characters(text, data):
     """Spans of whole words, as tags and back."""
     words = words_of(text)
     cuts = data.draw(st.sets(st.integers(0, len(words)), max_size=6))
@@ -141,7 +133,7 @@ def test_entities_come_back_to_their_characters(text: str, data: st.DataObject) 
 
 @settings(max_examples=60)
 @given(st.text(st.sampled_from("ab ,\u5f20"), min_size=1, max_size=20), st.data())
-def test_no_span_is_lost(text: str, data: st.DataObject) -> None:
+def test_no_span_is_lost(text, data):
     """Of any spans that do not overlap: each is an entity that holds it, or is named."""
     spans = drawn_spans(data.draw(st.sets(st.integers(0, len(text)), max_size=8)), data)
     words = words_of(text)
@@ -162,7 +154,7 @@ def test_no_span_is_lost(text: str, data: st.DataObject) -> None:
         assert tagged(spans, words).widened == wide
 
 
-def test_all_spans_that_would_be_lost_are_refused_at_once(tmp_path: Path) -> None:
+def test_all_spans_that_would_be_lost_are_refused_at_once(tmp_path):
     """A word has one tag, so the second of two in a word was gone, and one without a word."""
     half = span(0, 3, "gene")
     rows = [
@@ -184,7 +176,7 @@ def test_all_spans_that_would_be_lost_are_refused_at_once(tmp_path: Path) -> Non
 
 @settings(max_examples=40)
 @given(st.text(any_letter, max_size=30), st.sampled_from(["", *HOSTILE]))
-def test_words_of_a_text_are_all_that_is_no_white_space(text: str, more: str) -> None:
+def test_words_of_a_text_are_all_that_is_no_white_space(text, more):
     text += more
     spans = words_of(text)
     assert all(start < end for start, end in spans)
@@ -198,7 +190,7 @@ BLANKLESS = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER
 BLANKLESS_TEXT = "张三〇々〆コーがｶﾟกิน้ำ๒ຂ້ខ្មែမြ葛\U000e0100\u200bか\u3099"
 
 
-def is_blankless(letter: str) -> bool:
+def is_blankless(letter):
     """Whether a character is of a script that is written without blanks, by its name; those of
     words in a square, such as that of APAATO, say no script, and theirs is Katakana."""
     name = unicodedata.name(letter, "")
@@ -206,7 +198,7 @@ def is_blankless(letter: str) -> bool:
     return any(script in name for script in (*BLANKLESS, *more)) or "\u3300" <= letter <= "\u3357"
 
 
-def slow_words(text: str) -> list[str]:
+def slow_words(text):
     """BERT's words, cut around each letter of such a script with its marks."""
     found = []
     for word, _ in BertPreTokenizer().pre_tokenize_str(text):
@@ -225,7 +217,7 @@ def slow_words(text: str) -> list[str]:
 @settings(max_examples=60)
 @example("0\u3300")
 @given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=30))
-def test_other_texts_are_cut_as_bert_cuts_them(text: str) -> None:
+def test_other_texts_are_cut_as_bert_cuts_them(text):
     """Converted files and the students of before rely on it. Without characters that are newer than
     Python's names."""
     text = "".join(letter for letter in text if not is_blankless(letter))
@@ -234,7 +226,7 @@ def test_other_texts_are_cut_as_bert_cuts_them(text: str) -> None:
 
 @settings(max_examples=60)
 @given(st.text(st.sampled_from(BLANKLESS_TEXT + "aé1 ,。한\u0301"), max_size=30))
-def test_a_letter_of_a_script_without_blanks_is_a_word(text: str) -> None:
+def test_a_letter_of_a_script_without_blanks_is_a_word(text):
     """With the marks that stand on it; what stands between such letters is cut as ever."""
     assert [text[start:end] for start, end in words_of(text)] == slow_words(text)
 
@@ -250,7 +242,7 @@ def test_a_letter_of_a_script_without_blanks_is_a_word(text: str) -> None:
         ("한국어 텍스트", ["한국어", "텍스트"]),
     ],
 )
-def test_words_of_scripts_without_blanks(text: str, words: list[str]) -> None:
+def test_words_of_scripts_without_blanks(text, words):
     assert [text[start:end] for start, end in words_of(text)] == words
 
 
@@ -272,9 +264,7 @@ def test_words_of_scripts_without_blanks(text: str, words: list[str]) -> None:
         ("character-spans", ["36 40", "4 7;23 26"], [(36, 40), (4, 7), (23, 26)]),
     ],
 )
-def test_answers_are_read_in_every_form(
-    kind: str, answers: Any, spans: list[tuple[int, int]], tmp_path: Path
-) -> None:
+def test_answers_are_read_in_every_form(kind, answers, spans, tmp_path):
     rows = [{"question": f"q{n}", "context": CONTEXT, "answers": answers} for n in range(2)]
     source = opened(kind, tmp_path, rows)
     split = source.read("train")
@@ -289,7 +279,7 @@ def test_answers_are_read_in_every_form(
     assert source.locations("train", {key})[key].endswith("train.jsonl:2")
 
 
-def test_answers_of_other_data_can_be_left_out(tmp_path: Path) -> None:
+def test_answers_of_other_data_can_be_left_out(tmp_path):
     rows = [{"question": "q", "context": CONTEXT, "answers": [{"text": "cat", "start": 4}]}]
     other = {"path": str(tmp_path), "split": "train"}
     splits = {"transfer": {**other, "labels": "none"}, "more": other}

@@ -1,14 +1,9 @@
 """Scores of entities, words, characters and answers: those of seqeval, scikit-learn, torchmetrics
 and of definitions; over texts and questions, not over their words or windows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import seqeval.metrics
@@ -27,7 +22,7 @@ from ds_distill.data.windows import question_windows, word_windows
 from ds_distill.evaluation.answers import BEST, AnswerPredictions, best_spans, ranked_answers
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
-from ds_distill.evaluation.predictions import SpanPredictions, TagPredictions, word_predictions
+from ds_distill.evaluation.predictions import TagPredictions, word_predictions
 from ds_distill.recipe.metrics.answers import (
     MRR,
     ExactMatch,
@@ -53,11 +48,11 @@ from ds_distill.types import LACKING, Signals
 
 
 @pytest.fixture(scope="module")
-def toy(tiny_models: dict[str, Path]) -> Any:
+def toy(tiny_models):
     return load_tokenizer(str(tiny_models["toy"]), of_words=True)
 
 
-def value(metric: Any, of: Any, labels: list[str] | None = None, **options: Any) -> float:
+def value(metric, of, labels=None, **options):
     return float(metric(metric.Settings(**options), labels or []).value(of))
 
 
@@ -68,9 +63,7 @@ tag_lists = st.lists(
 )
 
 
-def predictions_of(
-    truth: list[list[str]], predicted: list[list[str]], counted: np.ndarray | None = None
-) -> TagPredictions:
+def predictions_of(truth, predicted, counted=None):
     ids = [np.array([TAGS.index(tag) for tags in of for tag in tags]) for of in (truth, predicted)]
     counted = np.ones(len(ids[0]), dtype=bool) if counted is None else counted
     offsets = np.concatenate([[0], np.cumsum([len(tags) for tags in truth])])
@@ -79,8 +72,8 @@ def predictions_of(
 
 @settings(max_examples=50)
 @given(tag_lists, st.data())
-def test_scores_of_tags_are_seqevals(truth: list[list[str]], data: st.DataObject) -> None:
-    def drawn(one: Any) -> list[list[Any]]:
+def test_scores_of_tags_are_seqevals(truth, data):
+    def drawn(one):
         sizes = [len(tags) for tags in truth]
         return [data.draw(st.lists(one, min_size=size, max_size=size)) for size in sizes]
 
@@ -120,7 +113,7 @@ NO_ENTITIES = [
 ]
 
 
-def test_tags_that_are_no_entities_have_no_types() -> None:
+def test_tags_that_are_no_entities_have_no_types():
     assert are_entities(TAGS) and entity_types(TAGS) == ["gene", "disease"]
     assert not any(map(are_entities, NO_ENTITIES)) and not are_entities(["O", "B-"])
     assert entity_types(NO_ENTITIES[0]) == NO_ENTITIES[0]
@@ -129,7 +122,7 @@ def test_tags_that_are_no_entities_have_no_types() -> None:
 
 @pytest.mark.parametrize("tags", NO_ENTITIES)
 @pytest.mark.parametrize("metric", ["accuracy", "word_f1"])
-def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: str) -> None:
+def test_tags_that_are_no_entities_are_scored_by_word(tags, metric):
     """An evaluation reports no F1 of entities then, and tables have what it reports."""
     draw = np.random.default_rng(0)
     labels, rows = draw.integers(0, len(tags), 40), np.arange(40)
@@ -159,7 +152,7 @@ def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: s
     assert list(metrics_of(record)) == list(kind.metrics)
 
 
-def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path) -> None:
+def test_the_baseline_counts_a_word_of_two_windows_once(toy, tmp_path):
     tags = ["O"] * 8 + ["B-gene"] * 4 + ["O"] * 8
     rows = [{"tokens": ["the", "cat", "saw", "snow"] * 5, "tags": tags}]
     split = word_windows(read("token-classification", tmp_path, rows), [toy], 12)
@@ -167,7 +160,7 @@ def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path
     assert len(examples.labels) > 20
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
     for there, source in ((False, "the evaluated split"), (True, "train")):
-        data: Any = SimpleNamespace(
+        data = SimpleNamespace(
             has_split=lambda split, there=there: there, examples=lambda split: examples
         )
         logits, described = kind.baseline(data, "test", examples, [])
@@ -175,7 +168,7 @@ def test_the_baseline_counts_a_word_of_two_windows_once(toy: Any, tmp_path: Path
         assert len(logits) == len(examples.labels) and described["split"] == source
 
 
-def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> None:
+def test_the_mark_is_of_the_words_that_were_scored(toy, tmp_path):
     """Windows of any length have the same words; another tokenizer may read others."""
     rows = [
         {"tokens": ["the", "cat", "\u200b", "saw"] * 5, "tags": ["O"] * 20},
@@ -184,7 +177,7 @@ def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> 
     split = read("token-classification", tmp_path, rows)
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}), TAGS)
 
-    def mark(of: datasets.Dataset, length: int) -> str | None:
+    def mark(of, length):
         return kind.scored_words(Units.of(word_windows(of, [toy], length)))
 
     assert mark(split, 8) == mark(split, 64) is not None
@@ -198,9 +191,9 @@ def test_the_mark_is_of_the_words_that_were_scored(toy: Any, tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------ characters
 
 
-def runs(split: datasets.Dataset, inside: np.ndarray) -> list[list[tuple[int, int]]]:
+def runs(split, inside):
     """Of each question what is predicted, word by word. inside: bool [R], of each row."""
-    of_question: dict[int, dict[int, tuple[int, int, bool]]] = {}
+    of_question = {}
     row = 0
     for window in split:
         words = of_question.setdefault(window["number"], {})
@@ -211,7 +204,7 @@ def runs(split: datasets.Dataset, inside: np.ndarray) -> list[list[tuple[int, in
             row += 1
     found = []
     for words in of_question.values():
-        spans: list[tuple[int, int]] = []
+        spans = []
         for number in range(max(words, default=-1) + 1):
             start, end, marked = words.get(number, (0, 0, False))
             if marked and words.get(number - 1, (0, 0, False))[2]:
@@ -222,7 +215,7 @@ def runs(split: datasets.Dataset, inside: np.ndarray) -> list[list[tuple[int, in
     return found
 
 
-def marks(spans: list[list[tuple[int, int]]], contexts: list[str]) -> np.ndarray:
+def marks(spans, contexts):
     found = [np.zeros(len(text), dtype=bool) for text in contexts]
     for here, of_one in zip(found, spans, strict=True):
         for start, end in of_one:
@@ -238,27 +231,23 @@ METRICS = {
 }
 
 
-def values(found: SpanPredictions) -> dict[str, float]:
+def values(found):
     return {name: value(metric, found, SPAN_TAGS) for name, metric in METRICS.items()}
 
 
-def spans_of(examples: Units, inside: np.ndarray) -> SpanPredictions:
+def spans_of(examples, inside):
     logits = np.stack([~inside, inside], axis=1).astype(np.float64)
-    found = word_predictions(logits, examples, SPAN_TAGS)
-    assert isinstance(found, SpanPredictions)
-    return found
+    return word_predictions(logits, examples, SPAN_TAGS)
 
 
-def test_scores_of_spans_are_those_of_characters(
-    vocabularies: dict[str, Path], tmp_path: Path
-) -> None:
+def test_scores_of_spans_are_those_of_characters(vocabularies, tmp_path):
     """By scikit-learn, on the characters of hostile texts."""
     names = ("pubmedbert-uncased", "deberta-v3-base")
     tokenizers = [load_tokenizer(str(vocabularies[name]), of_words=True) for name in names]
 
     @settings(max_examples=12)
     @given(given=st.lists(texts.filter(words_of), min_size=1, max_size=3), data=st.data())
-    def check(given: list[str], data: Any) -> None:
+    def check(given, data):
         right = []
         for text in given:
             pair = st.tuples(st.integers(0, len(text) - 1), st.integers(1, len(text)))
@@ -278,7 +267,7 @@ def test_scores_of_spans_are_those_of_characters(
         assert list(values(found).values()) == pytest.approx([*expected, of_spans])
         file = tmp_path / "found.safetensors"
         SavedPredictions(SPAN_TAGS, np.zeros(len(found)), {"model": found}).write(file)
-        again: Any = SavedPredictions.read(file, "characters").models["model"]
+        again = SavedPredictions.read(file, "characters").models["model"]
         assert values(again) == values(found)
 
     check()
@@ -287,9 +276,7 @@ def test_scores_of_spans_are_those_of_characters(
 SCORES = (f1_score, precision_score, recall_score)
 
 
-def chosen(
-    toy: Any, contexts: list[str], right: list[Any], words: list[list[str]]
-) -> tuple[datasets.Dataset, SpanPredictions, Units]:
+def chosen(toy, contexts, right, words):
     """words: of each window those that are predicted to be in an answer."""
     split = word_windows(asked(["a"] * len(contexts), contexts, right), [toy], 32)
     marked = [
@@ -299,7 +286,7 @@ def chosen(
     return split, spans_of(examples, np.array(marked)), examples
 
 
-def test_a_cut_into_words_costs(toy: Any) -> None:
+def test_a_cut_into_words_costs(toy):
     """An answer that ends inside of a word cannot be found exactly; a run holds its white space."""
     edges, _, _ = chosen(toy, ["old-dog cat"], [[(3, 4)]], [[]])
     assert edges[0]["words"] == ["old", "-", "dog", "cat"]
@@ -311,7 +298,7 @@ def test_a_cut_into_words_costs(toy: Any) -> None:
     assert values(found)["span_f1"] == 0
 
 
-def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> None:
+def test_policies_are_compared_by_the_characters_of_their_targets(toy):
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
     split = word_windows(asked(["a"] * 20, contexts, [[(0, 3)]] * 20), [toy], 32)
     examples = Units.of(split)
@@ -335,7 +322,7 @@ def test_policies_are_compared_by_the_characters_of_their_targets(toy: Any) -> N
     most=st.integers(1, 12),
     data=st.data(),
 )
-def test_best_spans_are_those_of_all(starts: list[int], most: int, data: st.DataObject) -> None:
+def test_best_spans_are_those_of_all(starts, most, data):
     """Against all spans, one after the other. The ends are chosen so that no two sums are alike."""
     count = len(starts)
     ends = [data.draw(st.integers(-50, 50)) + number / 16 for number in range(count)]
@@ -358,13 +345,13 @@ def test_best_spans_are_those_of_all(starts: list[int], most: int, data: st.Data
     assert set(kept) <= set(every)
 
 
-def test_a_logit_that_is_not_finite_shows() -> None:
+def test_a_logit_that_is_not_finite_shows():
     logits = torch.zeros(2, 40)
     logits[1, 7] = torch.nan
     assert not best_spans(logits, 4).isfinite().all()
 
 
-def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> None:
+def test_spans_of_two_windows_are_one_answer(tiny_models):
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     context = " ".join(["cat", "dog", "snow", "rain", "bread"] * 10)
     split = question_windows(asked(["we saw"], [context], [None]), tokenizer, 32, 10)
@@ -383,7 +370,7 @@ def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> No
     ]
 
 
-def answers(ranked: list[list[str]], right: list[list[str]]) -> AnswerPredictions:
+def answers(ranked, right):
     return AnswerPredictions(ranked, right, len(right))
 
 
@@ -393,7 +380,7 @@ said = st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(said, st.lists(said, min_size=1, max_size=3)), min_size=1, max_size=5))
-def test_squad_scores_are_the_librarys(pairs: list[tuple[str, list[str]]]) -> None:
+def test_squad_scores_are_the_librarys(pairs):
     library = squad(
         [{"id": str(n), "prediction_text": text} for n, (text, _) in enumerate(pairs)],
         [
@@ -411,7 +398,7 @@ ranked_lists = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=9), min_s
 
 @settings(max_examples=50)
 @given(ranked_lists, st.data())
-def test_bioasq_scores_are_by_the_definition(ranked: list[list[str]], data: st.DataObject) -> None:
+def test_bioasq_scores_are_by_the_definition(ranked, data):
     """Strict accuracy c1 / n, lenient accuracy c5 / n, MRR the mean of 1 / r(i)."""
     right = [data.draw(st.lists(st.sampled_from("ABCXY"), min_size=1)) for _ in ranked]
     firsts = []
@@ -425,7 +412,7 @@ def test_bioasq_scores_are_by_the_definition(ranked: list[list[str]], data: st.D
     assert value(MRR, ours) == pytest.approx(np.mean([1 / f if f else 0.0 for f in firsts]))
 
 
-def test_case_and_white_space_do_not_count_for_bioasq() -> None:
+def test_case_and_white_space_do_not_count_for_bioasq():
     assert first_right(["b", " Il-2  gene"], ["IL-2 gene"]) == 2
     assert first_right(["il 2 gene"], ["IL-2 gene"]) is None
 
@@ -433,7 +420,7 @@ def test_case_and_white_space_do_not_count_for_bioasq() -> None:
 # ------------------------------------------------------------------------------------- intervals
 
 
-def test_intervals_are_over_texts_and_questions(toy: Any) -> None:
+def test_intervals_are_over_texts_and_questions(toy):
     """One example with many words weighs as one: drawn by words the interval would be narrow."""
     truth = [["B-gene"] * 50, *[["B-disease"]] * 4]
     right = predictions_of(truth, truth)
@@ -448,7 +435,7 @@ def test_intervals_are_over_texts_and_questions(toy: Any) -> None:
     assert np.flatnonzero(examples.is_first).tolist() == [0, 2]
     assert examples.counts == {"examples": 2, "windows": 3}
     alone = word_predictions(found.logits[-1:], examples.at(np.array([2])), SPAN_TAGS)
-    assert isinstance(alone, SpanPredictions) and alone.answers.tolist() == [[0, 0, 4]]
+    assert alone.answers.tolist() == [[0, 0, 4]]
     assert values(alone)["character_f1"] == 1.0
     cats = [["cat"]] * 40
     one, two = (answers([["cat"]] * n + [["dog"]] * (40 - n), cats) for n in (30, 10))

@@ -1,12 +1,9 @@
 """The forms in which files have labels: vectors of 0 and 1, numerals, -1, blanks, and class ids
 whose column declares their names, in files and on the hub. Some are in label_forms.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import datasets
 import kinds
@@ -20,7 +17,6 @@ from hypothesis import strategies as st
 from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import open_predictions
-from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.init.recipe import DataOptions, guess
 from ds_distill.keys import content_keys
@@ -33,25 +29,23 @@ from ds_distill.recipe.tasks import (
     TokenClassification,
 )
 
-FORMS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("label_forms.yaml").read_text(encoding="utf-8")
-)
+FORMS = yaml.safe_load(Path(__file__).with_name("label_forms.yaml").read_text(encoding="utf-8"))
 ENDINGS = ("jsonl", "csv", "tsv", "parquet")
 ABC = ["alpha", "beta", "gamma"]
 TEXTS = ["text 0", "text 1"]
 
 
-def write(path: Path, labels: list[Any], column: str = "label") -> Path:
+def write(path, labels, column="label"):
     return kinds.write(path, [{"text": f"text {n}", column: one} for n, one in enumerate(labels)])
 
 
-def opened(folder: Path, labels: list[str] | None = None, *, many: bool = False) -> Source:
+def opened(folder, labels=None, *, many=False):
     kind = MultiLabel if many else SingleLabel
     return open_source(kind(data=Data(path=str(folder)), labels=labels), folder / "cache")
 
 
-def labels_of(source: Source, split: str = "train") -> list[Any]:
-    found: list[Any] = Units.of(source.read(split)).labels.tolist()
+def labels_of(source, split="train"):
+    found = Units.of(source.read(split)).labels.tolist()
     return found
 
 
@@ -61,9 +55,7 @@ def labels_of(source: Source, split: str = "train") -> list[Any]:
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("case", FORMS["sets"])
-def test_lists_of_0_and_1_for_each_label_are_vectors(
-    case: str, ending: str, given: bool, tmp_path: Path
-) -> None:
+def test_lists_of_0_and_1_for_each_label_are_vectors(case, ending, given, tmp_path):
     """`[0, 1, 0]` was the set {0, 1}: 24, 24, 0 examples of labels that have 8, 8 and 15."""
     count, lists, wanted = FORMS["sets"][case]
     write(tmp_path / f"train.{ending}", lists)
@@ -75,7 +67,7 @@ def test_lists_of_0_and_1_for_each_label_are_vectors(
 
 @pytest.mark.parametrize("form", [int, float, bool])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_teachers_vectors_are_read_alike(ending: str, form: type, tmp_path: Path) -> None:
+def test_a_teachers_vectors_are_read_alike(ending, form, tmp_path):
     write(tmp_path / "train.jsonl", [["alpha"], ["beta"]])
     source = opened(tmp_path, ABC, many=True)
     vectors = [[form(one) for one in row] for row in [[0, 1, 0], [1, 0, 1]]]
@@ -88,7 +80,7 @@ def test_a_teachers_vectors_are_read_alike(ending: str, form: type, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", [datasets.List, datasets.LargeList])
-def test_vectors_of_declared_classes_have_their_order(kind: Any, tmp_path: Path) -> None:
+def test_vectors_of_declared_classes_have_their_order(kind, tmp_path):
     names = datasets.ClassLabel(names=ABC)
     features = datasets.Features({"text": datasets.Value("string"), "label": kind(names)})
     for rows in ([[0, 1, 0], [1, 1, 0]], [[1], [0, 1]]):
@@ -100,9 +92,7 @@ def test_vectors_of_declared_classes_have_their_order(kind: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(("lists", "message"), FORMS["twice"])
-def test_a_label_twice_is_refused_with_its_place(
-    lists: list[Any], message: str, ending: str, tmp_path: Path
-) -> None:
+def test_a_label_twice_is_refused_with_its_place(lists, message, ending, tmp_path):
     header = ending in ("csv", "tsv")
     write(tmp_path / f"train.{ending}", lists)
     with pytest.raises(UserError) as error:
@@ -117,9 +107,7 @@ def test_a_label_twice_is_refused_with_its_place(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("case", FORMS["spellings"])
-def test_numbers_compare_by_value_and_blanks_do_not_count(
-    case: str, ending: str, tmp_path: Path
-) -> None:
+def test_numbers_compare_by_value_and_blanks_do_not_count(case, ending, tmp_path):
     """1, 2, 3 beside 1.0, 2.0, 3.0 in train were the class ids of 2.0, 3.0 and none."""
     train, test, names, wanted = FORMS["spellings"][case]
     write(tmp_path / f"train.{ending}", train)
@@ -134,9 +122,7 @@ def test_numbers_compare_by_value_and_blanks_do_not_count(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(("one", "other"), [(float, int), (int, float)])
-def test_whole_floats_are_the_same_in_all_files(
-    one: type, other: type, ending: str, tmp_path: Path
-) -> None:
+def test_whole_floats_are_the_same_in_all_files(one, other, ending, tmp_path):
     """As pandas writes a column that lacked a label once."""
     for split, form in (("train", one), ("test", other)):
         write(tmp_path / f"{split}.{ending}", [form(number) for number in (1, 2, 3)])
@@ -150,9 +136,7 @@ def test_whole_floats_are_the_same_in_all_files(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("number", [1, 1.0, "1", "01"])
-def test_where_names_are_those_of_train_a_number_is_none(
-    number: Any, ending: str, tmp_path: Path
-) -> None:
+def test_where_names_are_those_of_train_a_number_is_none(number, ending, tmp_path):
     """1 was the class id of "2 stars"."""
     write(tmp_path / f"train.{ending}", ["1 star", "2 stars", "3 stars"])
     write(tmp_path / f"test.{ending}", [number])
@@ -171,7 +155,7 @@ def test_where_names_are_those_of_train_a_number_is_none(
         open_predictions(said, opened(tmp_path))
 
 
-def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path) -> None:
+def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path):
     write(tmp_path / "train.csv", ["-1", "01", "1.50"])
     task = Regression(data=Data(path=str(tmp_path)))
     assert labels_of(open_source(task, tmp_path / "cache")) == [-1, 1, 1.5]
@@ -180,7 +164,7 @@ def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path) -> No
         open_source(task, tmp_path / "cache").read("train")
 
 
-def test_tags_of_train_give_numbers_no_meaning(tmp_path: Path) -> None:
+def test_tags_of_train_give_numbers_no_meaning(tmp_path):
     for split, tags in (("train", ["noun", "verb"]), ("test", [0, 1])):
         row = {"tokens": ["a", "b"], "tags": tags}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
@@ -189,7 +173,7 @@ def test_tags_of_train_give_numbers_no_meaning(tmp_path: Path) -> None:
         open_source(task, tmp_path / "cache").read("test")
 
 
-def test_labels_that_are_given_may_be_told_apart_by_spelling(tmp_path: Path) -> None:
+def test_labels_that_are_given_may_be_told_apart_by_spelling(tmp_path):
     write(tmp_path / "train.csv", ["01", "1", "1.0"])
     assert labels_of(opened(tmp_path, ["01", "1"])) == [0, 1, 1]
     write(tmp_path / "train.csv", ["a", "a "])
@@ -197,7 +181,7 @@ def test_labels_that_are_given_may_be_told_apart_by_spelling(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_minus_one_is_no_label_unless_it_is_named(ending: str, tmp_path: Path) -> None:
+def test_minus_one_is_no_label_unless_it_is_named(ending, tmp_path):
     """0, 1 and -1 were three classes where nobody said the labels."""
     write(tmp_path / f"train.{ending}", [0, 1, 0])
     write(tmp_path / f"test.{ending}", [-1, -1])
@@ -223,7 +207,7 @@ IDS = [[1, 2], [2, 0], [0, 1]]
 """The last name is of no example."""
 DOCUMENTS = [["Ann", "Lee"], ["so", "so"], ["bad", "day"]]
 
-LISTS: dict[str, Any] = {
+LISTS = {
     "list": datasets.List,
     "large list": datasets.LargeList,
     "list of two": lambda feature: datasets.List(feature, length=2),
@@ -232,10 +216,10 @@ LISTS: dict[str, Any] = {
 KINDS = ("single-label", "multi-label", "token-classification")
 
 
-def rows_of(kind: str, nested: str, more: dict[str, Any] | None = None) -> datasets.Dataset:
+def rows_of(kind, nested, more=None):
     """Three examples with ids of NAMES. more: the features of further columns, of id 1 each."""
     one, of_words = kind == "single-label", kind == "token-classification"
-    texts: list[Any] = DOCUMENTS if of_words else list(map(" ".join, DOCUMENTS))
+    texts = DOCUMENTS if of_words else list(map(" ".join, DOCUMENTS))
     text = datasets.Value("string")
     label = datasets.ClassLabel(names=NAMES)
     columns = {
@@ -250,9 +234,7 @@ def rows_of(kind: str, nested: str, more: dict[str, Any] | None = None) -> datas
     return datasets.Dataset.from_dict({name: v for name, (v, _) in columns.items()}, features)
 
 
-def declared(
-    folder: Path, kind: str, data: datasets.Dataset, labels: list[str] | None, hub: bool = False
-) -> Source:
+def declared(folder, kind, data, labels, hub=False):
     path, more = folder / "data", {"metric": "accuracy"} if kind == "token-classification" else {}
     if not hub:
         path.mkdir(exist_ok=True)
@@ -265,7 +247,7 @@ def declared(
         return open_source(task, folder / "cache")
 
 
-def names_read(source: Source) -> list[Any]:
+def names_read(source):
     """Of each example the name of its label, the set of its labels, or its tags."""
     labels = source.read("train")["label"][:]
     if source.task.many_labels:
@@ -283,12 +265,8 @@ def names_read(source: Source) -> list[Any]:
     hub=st.booleans(),
 )
 def test_class_ids_are_the_names_that_their_column_declares(
-    tmp_path_factory: pytest.TempPathFactory,
-    kind: str,
-    nested: str,
-    labels: list[str] | None,
-    hub: bool,
-) -> None:
+    tmp_path_factory, kind, nested, labels, hub
+):
     source = declared(tmp_path_factory.mktemp("a"), kind, rows_of(kind, nested), labels, hub)
     assert source.labels == (labels or NAMES), "also a class that no example has"
     wanted = {
@@ -299,7 +277,7 @@ def test_class_ids_are_the_names_that_their_column_declares(
     assert names_read(source) == wanted[kind]
 
 
-def test_a_file_of_an_old_sequence_has_its_names(tmp_path: Path) -> None:
+def test_a_file_of_an_old_sequence_has_its_names(tmp_path):
     """As datasets 3 wrote the column into parquet's metadata."""
     source = declared(
         tmp_path, "token-classification", rows_of("token-classification", "list"), None
@@ -313,7 +291,7 @@ def test_a_file_of_an_old_sequence_has_its_names(tmp_path: Path) -> None:
     assert source.labels == NAMES
 
 
-def test_the_names_of_a_documents_label_are_none_of_its_tags(tmp_path: Path) -> None:
+def test_the_names_of_a_documents_label_are_none_of_its_tags(tmp_path):
     kind, document = "token-classification", {"label": datasets.ClassLabel(names=["neg", "pos"])}
     data = rows_of(kind, "list", document)
     assert declared(tmp_path, kind, data, None).labels == NAMES
@@ -323,7 +301,7 @@ def test_the_names_of_a_documents_label_are_none_of_its_tags(tmp_path: Path) -> 
     assert names_read(source) == [[str(number) for number in ids] for ids in IDS]
 
 
-def test_predicted_labels_in_lists_are_those_that_the_file_declares(tmp_path: Path) -> None:
+def test_predicted_labels_in_lists_are_those_that_the_file_declares(tmp_path):
     labels = NAMES[::-1]
     data = rows_of("multi-label", "list")
     source = declared(tmp_path, "multi-label", data, labels)

@@ -1,10 +1,5 @@
 """Which outputs of a teacher are the task's classes, and whether their order can be right."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +18,7 @@ from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.phases.evaluate import with_head
 from ds_distill.recipe.data import Data
 from ds_distill.recipe.schema import Recipe, Teacher
-from ds_distill.recipe.tasks import TASKS, MultiLabel, SingleLabel, TaskSettings
+from ds_distill.recipe.tasks import TASKS, MultiLabel, SingleLabel
 from ds_distill.run.run import Run
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -35,14 +30,12 @@ ONE = SingleLabel(data=Data(path="x"))
 MANY = MultiLabel(data=Data(path="x"))
 
 
-def mapped(
-    names: list[str], labels: list[str], given: Any = None, task: TaskSettings = ONE
-) -> LabelMap | None:
+def mapped(names, labels, given=None, task=ONE):
     config = tr.BertConfig(id2label=dict(enumerate(names)))
     return label_map("m", config, task, labels, given)
 
 
-def columns(names: list[str], labels: list[str], given: Any = None) -> list[int] | None:
+def columns(names, labels, given=None):
     """The output of each label, of a teacher that has one for each."""
     found = mapped(names, labels, given)
     if found is None:
@@ -52,14 +45,14 @@ def columns(names: list[str], labels: list[str], given: Any = None) -> list[int]
     return [one for [one] in found.outputs]
 
 
-def generic(count: int) -> list[str]:
+def generic(count):
     return [f"LABEL_{number}" for number in range(count)]
 
 
 # ------------------------------------------------------------------------- as they stand
 
 
-def test_without_the_key_labels_must_be_the_tasks() -> None:
+def test_without_the_key_labels_must_be_the_tasks():
     assert columns(["A", "b", "C"], LABELS) is None, "case does not matter"
     assert columns(generic(3), LABELS) is None, "never named"
     with pytest.raises(UserError, match=r"order b, a, c.*order a, b, c.*task\.labels") as caught:
@@ -85,7 +78,7 @@ def test_without_the_key_labels_must_be_the_tasks() -> None:
 
 
 @given(st.data())
-def test_each_label_gets_the_output_that_is_given_for_it(data: st.DataObject) -> None:
+def test_each_label_gets_the_output_that_is_given_for_it(data):
     """A walk over the outputs, one by one, with all that a recipe may write for each."""
     labels = [f"task {number}" for number in range(data.draw(st.integers(2, 6)))]
     outputs = data.draw(st.permutations(range(len(labels) + data.draw(st.integers(0, 3)))))
@@ -103,7 +96,7 @@ def test_each_label_gets_the_output_that_is_given_for_it(data: st.DataObject) ->
     assert Teacher(**yaml.safe_load(text)).labels == written
 
 
-def test_a_name_is_a_name_before_it_is_a_number() -> None:
+def test_a_name_is_a_name_before_it_is_a_number():
     stars = ["1", "2", "3"]
     assert columns(stars, LABELS, {"1": "c", "2": "b", "3": "a"}) == [2, 1, 0]
     assert columns(stars, LABELS, {"0": "a", "2": "b", "3": "c"}) is None
@@ -124,15 +117,13 @@ def test_a_name_is_a_name_before_it_is_a_number() -> None:
         (["x", "x", "y"], {"x": "a", "y": "b"}, ["labels.x=a", "2 classes of that name", "number"]),
     ],
 )
-def test_labels_that_the_teacher_or_the_task_has_not_are_refused(
-    names: list[str], written: dict[str, str], says: list[str]
-) -> None:
+def test_labels_that_the_teacher_or_the_task_has_not_are_refused(names, written, says):
     with pytest.raises(UserError) as caught:
         columns(names, LABELS, written)
     assert [part for part in says if part not in str(caught.value)] == []
 
 
-def test_tags_of_other_tasks_are_those_of_the_same_name() -> None:
+def test_tags_of_other_tasks_are_those_of_the_same_name():
     genes, both = ["O", "B-gene", "I-gene"], ["B-disease", "B-gene", "I-gene", "O"]
     assert tag_map(genes, genes) is None
     assert tag_map(genes, both) == LabelMap(((1,), (2,), (0,)), (1, 2, 3))
@@ -142,7 +133,7 @@ def test_tags_of_other_tasks_are_those_of_the_same_name() -> None:
     assert tag_map(["x", "y"], ["y", "z"]) == LabelMap(((1,),), (0,))
 
 
-def test_labels_left_out_several_classes_and_null() -> None:
+def test_labels_left_out_several_classes_and_null():
     assert mapped(["x", "y"], LABELS, {"y": "a", "x": "c"}) == LabelMap(((1,), (0,)), (0, 2))
     assert mapped(["x", "y", "z"], ["a", "b"], {"z": "a", "x": "a", "y": "b"}) == LabelMap(
         ((0, 2), (1,))
@@ -158,7 +149,7 @@ def test_labels_left_out_several_classes_and_null() -> None:
     assert found is not None and found.to_json() == [[1, 2], None, 0]
 
 
-def test_with_many_labels_each_has_one_class() -> None:
+def test_with_many_labels_each_has_one_class():
     """There is no distribution over a part of the labels, and their probabilities do not add."""
     whole = {"0": "c", "1": "b", "2": "a"}
     assert mapped(generic(3), LABELS, whole, task=MANY) == mapped(generic(3), LABELS, whole)
@@ -171,7 +162,7 @@ def test_with_many_labels_each_has_one_class() -> None:
 # ---------------------------------------------------------------------------- the bundle
 
 
-def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> None:
+def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights():
     model = built("bert", tr.AutoModelForSequenceClassification, num_labels=4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ids = torch.randint(1, 20, (5, 6))
@@ -190,7 +181,7 @@ def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> N
 
 
 @given(st.integers(2, 6), st.integers(0, 10_000))
-def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed: int) -> None:
+def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes, seed):
     """Most of each class is told rightly, under a permutation of the outputs."""
     draw = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), 40)
@@ -206,7 +197,6 @@ def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed:
     if output_of.tolist() == list(range(classes)):
         assert found is None
         return
-    assert found is not None and found.order is not None
     assert [found.order[output] for output in output_of] == list(range(classes))
     assert found.accuracy == pytest.approx((logits.argmax(1) == labels)[known].mean())
     assert found.accuracy_in_order == pytest.approx((told == labels)[known].mean())
@@ -216,7 +206,7 @@ def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed:
 
 
 @pytest.mark.parametrize(("told", "order"), [((1, 1), [1, 0, 2, 3]), ((9, 9), [1, 0, 3, 2])])
-def test_pairs_that_chance_alone_would_swap_stay(told: tuple[int, int], order: list[int]) -> None:
+def test_pairs_that_chance_alone_would_swap_stay(told, order):
     """a and b are swapped beyond doubt; c and d are mostly taken for a, and by some for each
     other."""
     confusion = np.array([[0, 40, 0, 0], [40, 0, 0, 0], [20, 0, 0, told[0]], [20, 0, told[1], 0]])
@@ -226,7 +216,7 @@ def test_pairs_that_chance_alone_would_swap_stay(told: tuple[int, int], order: l
 
 
 @given(st.integers(4, 8), st.integers(0, 10_000))
-def test_an_expert_of_half_the_classes_is_not_in_doubt(classes: int, seed: int) -> None:
+def test_an_expert_of_half_the_classes_is_not_in_doubt(classes, seed):
     """It takes the others' examples for its own classes, now and then for another's."""
     draw = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), 40)
@@ -242,7 +232,7 @@ def test_an_expert_of_half_the_classes_is_not_in_doubt(classes: int, seed: int) 
     )
 
 
-def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
+def test_a_teacher_that_knows_nothing_has_no_better_order():
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
     found = label_doubt(np.eye(3)[np.tile([1, 2], 50)], labels, LABELS)
     assert found is not None and found.order is None and found.majority == "a"
@@ -251,16 +241,14 @@ def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
     assert label_doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"
 
 
-def recipe_of(teacher: dict[str, Any], evaluates: list[str | None], **task: Any) -> Recipe:
+def recipe_of(teacher, evaluates, **task):
     phases = [{"evaluate": {"task": one} if one else {}} for one in evaluates]
     models = {"teachers": {"t": teacher}, "student": {"model": "m"}}
     return Recipe.model_validate({"name": "toy", **models, "phases": phases, **task})
 
 
 @pytest.mark.parametrize("names", [["x", "y"], ["LABEL_0", "LABEL_1"]])
-def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
-    names: list[str], tmp_path: Path
-) -> None:
+def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(names, tmp_path):
     """An evaluation leaves it out, also where the checkpoint's own names would do."""
     config = tr.BertConfig(id2label=dict(enumerate(names)))
     config.architectures = ["BertForSequenceClassification"]
@@ -292,9 +280,7 @@ def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(
         ("token-classification", "single_label_classification", None, None),
     ],
 )
-def test_what_a_teachers_outputs_are_its_configuration_says(
-    task: str, stated: str | None, refused: str | None, noted: str | None
-) -> None:
+def test_what_a_teachers_outputs_are_its_configuration_says(task, stated, refused, noted):
     config = tr.BertConfig(id2label=dict(enumerate(["bad", "good"])), problem_type=stated)
     if refused is not None:
         with pytest.raises(UserError, match=f"problem_type={stated}.*{refused}.*set problem_type="):

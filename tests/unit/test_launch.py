@@ -1,7 +1,5 @@
 """`ds-distill launch` without ranks: options, what the engines are told, ends, and its verdict."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -10,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from processes import fork, left_of, marked, python, within
@@ -27,19 +24,17 @@ from ds_distill.launch import (
     _torchrun,
     write_for_ranks,
 )
-from ds_distill.process.failures import Failure, Kind, clear_failures, record_failure
+from ds_distill.process.failures import Failure, clear_failures, record_failure
 from ds_distill.process.identity import LAUNCHED, PORTS, STOP, address_towards, interface_towards
 from ds_distill.process.lease import leased
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inputs import refuse_other_start
 
-ROOT = Path(__file__).parents[2]
 
-
-def work_in(folder: Path, *command: str) -> Work:
+def work_in(folder, *command):
     run = RunFolder(folder)
-    return Work(None, run, [*command] or ["run"], run.results)  # type: ignore[arg-type]
+    return Work(None, run, [*command] or ["run"], run.results)
 
 
 # --------------------------------------------------------------------------------- options
@@ -153,14 +148,14 @@ def started(tmp_path, monkeypatch, command_environment):
     def in_its_place(command, **options):
         return popen([sys.executable, "-c", STAND_IN, command[5], str(folder)], **options)
 
-    def start(what: str, asks: bool = False, grace: float = 30.0) -> Engine:
+    def start(what, asks=False, grace=30.0):
         monkeypatch.setattr(launch.subprocess, "Popen", in_its_place)
         engine = Engine(["torchrun", what], environment, folder, grace)
         engine._asks = asks
         assert within(60, (folder / "up").exists)
         return engine
 
-    start.folder, start.environment = folder, environment  # type: ignore[attr-defined]
+    start.folder, start.environment = folder, environment
     return start
 
 
@@ -211,7 +206,7 @@ def conclude(tmp_path, monkeypatch, capfd):
     """The exit code and the message after a launch."""
     monkeypatch.setattr(sys, "argv", ["ds-distill", "launch", "my.yaml"])
 
-    def conclude(code: int) -> tuple[object, str]:
+    def conclude(code):
         with pytest.raises(SystemExit) as stopped:
             _conclude(work_in(tmp_path), code)
         return stopped.value.code, capfd.readouterr().err
@@ -253,7 +248,7 @@ def test_status_tells_what_came_of_a_run(tmp_path):
     folder = tmp_path / "run"
     run = RunFolder(folder)
 
-    def told() -> tuple[int, str]:
+    def told():
         done = command_line("status", folder, code=None)
         return done.exit_code, done.output.replace("\n", " ")
 
@@ -263,7 +258,7 @@ def test_status_tells_what_came_of_a_run(tmp_path):
     (folder / "recipe.yaml").touch()
     code, text = told()
     assert code == 75 and "it was killed" in text and "--resume" in text
-    kinds: list[tuple[Kind, int]] = [("fault", 1), ("stopped", 75), ("mistake", 2)]
+    kinds = [("fault", 1), ("stopped", 75), ("mistake", 2)]
     for number, (kind, expected) in enumerate(kinds):
         record_failure(folder, Failure(9 - number, "a", 9.0 - number, kind, f"{kind} here"))
         code, text = told()
@@ -316,7 +311,7 @@ def test_the_launches_of_all_machines_write_what_ranks_read_at_once(tmp_path):
             done.result()
     assert [path.name for path in tmp_path.iterdir()] == [LAUNCHED]
     (tmp_path / f"{LAUNCHED}.of-a-launch-that-was-killed").touch()
-    RunFolder(tmp_path).check_new_or_same(None, False)  # type: ignore[arg-type]
+    RunFolder(tmp_path).check_new_or_same(None, False)
 
 
 # ------------------------------------------------------------------------------------ Slurm

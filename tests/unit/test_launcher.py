@@ -1,7 +1,5 @@
 """Ranks of DeepSpeed's launcher and of torchrun end when that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -19,7 +17,7 @@ def test_ranks_of_others_have_no_such_signal(monkeypatch):
         "print(found.value)"
     )
 
-    def signal_of(**variables: str) -> int:
+    def signal_of(**variables):
         return int(python(code, env={**os.environ, **variables}).stdout)
 
     for name in ("RANK", "TORCHELASTIC_RUN_ID", "CROSS_SIZE"):

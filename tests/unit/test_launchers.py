@@ -1,12 +1,9 @@
 """The scripts of launchers/ hand on every argument as it is, and what they call is there."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -17,9 +14,7 @@ from ds_distill.cli import app
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 ODD = "name=a b;$(touch x)`touch x`{1,2}*'\""
-CASES: dict[str, dict[str, list[str]]] = yaml.safe_load(
-    Path(__file__).with_name("launchers.yaml").read_text(encoding="utf-8")
-)
+CASES = yaml.safe_load(Path(__file__).with_name("launchers.yaml").read_text(encoding="utf-8"))
 
 STAND_INS = {
     "ds-distill": f"""#!{sys.executable}
@@ -46,7 +41,7 @@ def output(tmp_path, command_environment):
     environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
     environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
 
-    def run(name: str, *given: str, code: int = 0, **more: str) -> str:
+    def run(name, *given, code=0, **more):
         env = environment | more
         return ended("bash", LAUNCHERS / name, *given, code=code, env=env, cwd=tmp_path).stdout
 
@@ -66,7 +61,7 @@ def test_a_script_starts_a_launch(name, output, tmp_path):
     )
     assert json.loads(output(name, *given)) == ["launch", *expected]
     assert not (tmp_path / "x").exists()
-    commands: Any = typer.main.get_command(app)
+    commands = typer.main.get_command(app)
     commands.commands["launch"].make_context("launch", expected)  # it has these options
     assert "usage:" in ended("bash", LAUNCHERS / name, code=1).stderr
     assert os.access(LAUNCHERS / name, os.X_OK) or name.endswith(".sbatch")

@@ -1,7 +1,5 @@
 """The lease of a folder: between real processes, some of which are killed or frozen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,9 +7,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import filelock
 import pytest
@@ -54,9 +50,9 @@ def short(monkeypatch):
 @pytest.fixture
 def hold(tmp_path):
     """Start a process that has a folder, and writes there each line that it is given."""
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
-    def start(folder: Path) -> subprocess.Popen[str]:
+    def start(folder):
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(folder)],
             stdin=subprocess.PIPE,
@@ -73,7 +69,7 @@ def hold(tmp_path):
         process.communicate()
 
 
-def not_lost(why: str) -> None:
+def not_lost(why):
     pytest.fail(why)
 
 
@@ -160,7 +156,7 @@ def test_one_of_elsewhere_or_of_nobody_is_waited_for(content, tmp_path, monkeypa
 
 
 def test_one_that_is_removed_by_hand_is_lost(tmp_path):
-    said: list[str] = []
+    said = []
     with leased(tmp_path, said.append):
         (tmp_path / lease.NAME).unlink()
         write_text(tmp_path / "written", "")
@@ -182,6 +178,6 @@ def test_a_run_that_goes_on_by_itself_waits_and_a_persons_start_does_not(
     (tmp_path / lease.NAME).write_text(FOREIGN)
     world = SimpleNamespace(is_main=True, size=1, device="cpu", barrier=lambda: None)
     refused = pytest.raises(UserError, match="in use by process 1 on host node-7")
-    end: Any = nullcontext() if resume == "auto" else refused
-    with end, _prepared(recipe, folder, world, {}, resume):  # type: ignore[arg-type]
+    end = nullcontext() if resume == "auto" else refused
+    with end, _prepared(recipe, folder, world, {}, resume):
         assert (tmp_path / lease.NAME).read_text() != FOREIGN

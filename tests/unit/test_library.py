@@ -1,12 +1,8 @@
 """`from ds_distill import ...`: what it names, what it leaves alone, and what it refuses."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,6 @@ from ds_distill import (
     PackedView,
     PaddedView,
     Router,
-    Seen,
     Signals,
     Term,
     UserError,
@@ -91,7 +86,7 @@ def test_every_name_is_there_and_documented():
         ds_distill.Bundel  # noqa: B018
 
 
-def overrides(kind: type, method: str) -> bool:
+def overrides(kind, method):
     return any(getattr(base, method, None) is not None for base in kind.__mro__[1:])
 
 
@@ -109,7 +104,7 @@ def inputs(toy):
     return AutoTokenizer.from_pretrained(toy)(TEXTS, padding=True, return_tensors="pt")
 
 
-def classifier(toy: Path, seed: int = 0) -> Any:
+def classifier(toy, seed=0):
     model = AutoModelForSequenceClassification.from_pretrained(toy).eval()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -117,12 +112,12 @@ def classifier(toy: Path, seed: int = 0) -> Any:
     return model
 
 
-def bundle(toy: Path, teachers: int = 1, terms: Any = None, router: Router | None = None) -> Bundle:
+def bundle(toy, teachers=1, terms=None, router=None):
     named = {name: classifier(toy, 1 + n) for n, name in enumerate(("a", "b", "c")[:teachers])}
     return Bundle(classifier(toy), named, terms or {"kl": KL({"temperature": 2.0})}, router).eval()
 
 
-def batch_for(models: int, inputs: Any, **given: Any) -> Batch:
+def batch_for(models, inputs, **given):
     view = PaddedView(**inputs)
     return Batch.from_views(dict.fromkeys(["student", "a", "b", "c"][: 1 + models], view), **given)
 
@@ -148,12 +143,12 @@ class Shortest(Term):
 
     rows = "short"
 
-    def forward(self, seen: Seen) -> torch.Tensor:
+    def forward(self, seen):
         return seen.at(self.rows).student.logits.square().mean(dim=1)
 
 
 class AllRows(Shortest):
-    def forward(self, seen: Seen) -> torch.Tensor:
+    def forward(self, seen):
         return seen.student.logits.square().mean(dim=1)
 
 
@@ -202,7 +197,7 @@ def test_a_batch_that_cannot_be_is_refused(inputs):
     shares = r"class or token ids, or numbers; they are torch\.float32"
     mask = kept + r".* int64 \[k\]; it is torch.bool \[4\].*nonzero"
     other_signals = {"a": Signals(torch.zeros(3, 3))}
-    rows: list[tuple[str, dict[str, Any]]] = [
+    rows = [
         ("views is empty", {"views": {}}),
         (no_view, {"views": {"student": inputs}}),
         (two_sizes, {"views": {"student": view, "bert": short}}),
@@ -237,7 +232,7 @@ def test_a_bundle_that_has_no_loss_says_why(toy, inputs):
     short, labels = r"'mine' counts the rows 'short'.*only all: add it to", {"ce": CrossEntropy()}
     unlabelled = r"'ce' counts the rows 'labelled'.*no labels were given"
     two_teachers = r'here are a, b.*Router\("average"\)'
-    rows: list[tuple[str, Bundle, Batch]] = [
+    rows = [
         (short, bundle(toy, 0, {"mine": Shortest({})}), none),
         (unlabelled, bundle(toy, 0, labels), none),
         (r"how many rows 'all'.*Batch\.from_views", bundle(toy), replace(one, counts={})),
@@ -264,7 +259,7 @@ def test_a_bundle_that_has_no_loss_says_why(toy, inputs):
 
 
 def test_policies_that_are_none():
-    rows: list[tuple[Any, str]] = [
+    rows = [
         ("chosen", r"`chosen` stands for.*routing\.json"),
         ("averge", r"no policy 'averge'\. Did you mean `average`"),
         ({"policy": "x"}, r"no policy 'x'\. Known: average, "),
@@ -285,7 +280,7 @@ def finished(toy_settings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     World.stop()  # another file's, which this run would leave as it is
 
-    def state() -> tuple[Any, ...]:
+    def state():
         return dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
 
     before, recipe = state(), load_recipe(written(toy_settings, folder), ["training.epochs=1"])
@@ -335,7 +330,7 @@ def test_evaluation_counts_what_is_right(toy, inputs):
     ]
     scores = evaluate(model, batches)
     assert scores["examples"] == 3 and scores["accuracy"] == pytest.approx(2 / 3)
-    assert list(scores["per_class"]) == TOY_LABELS  # type: ignore[call-overload]
+    assert list(scores["per_class"]) == TOY_LABELS
     assert np.sum(scores["confusion"]) == 3
     assert model.training, "the model is as it was"
 

@@ -1,7 +1,5 @@
 """The programs of docs/library.md as they stand, on a cache that a command built."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -9,7 +7,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +26,6 @@ def test_the_readmes_lines_for_own_data_hold(tmp_path, monkeypatch):
     """As a shell reads them; what they run last is checked here, and run by tests/e2e."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     line = re.search(r"^ds-distill (init DATA .*) && ds-distill run my\.yaml$", page, re.MULTILINE)
-    assert line is not None
     monkeypatch.chdir(tmp_path)
     write_toy_task(tmp_path / "DATA", {"train": 80, "validation": 60, "test": 30})
     teachers = {"A", "B"} & {*shlex.split(line[1])}
@@ -75,8 +71,8 @@ def run(place, monkeypatch):
     """Run the page's block of a number; the names that it leaves."""
     monkeypatch.chdir(place)
 
-    def run(number: int) -> dict[str, Any]:
-        names: dict[str, Any] = {}
+    def run(number):
+        names = {}
         exec(compile(BLOCKS[number], "example", "exec"), names)
         return names
 

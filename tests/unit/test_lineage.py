@@ -1,9 +1,5 @@
 """What each phase of a recipe finds, against plain walks backwards over the phases."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +13,14 @@ TEACHERS, TASKS, SPLITS = ("a", "b"), ("one", "other"), ("train", "validation")
 NAMES = ("student", *TEACHERS, "made", "kept", "nobody")
 NAME, MADE = st.sampled_from(NAMES), st.sampled_from(NAMES[3:5])
 OF = {"task": st.sampled_from(TASKS), "split": st.sampled_from(SPLITS)}
-LOSSES: st.SearchStrategy[Any] = st.just({"cross_entropy": {}})
+LOSSES = st.just({"cross_entropy": {}})
 # those that are there from the start
 FOLLOW = {
     "follow": st.lists(st.sampled_from(NAMES[:3]), min_size=1, max_size=2, unique=True) | st.none()
 }
 
 
-def phase(kind: str, **keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def phase(kind, **keys):
     return st.fixed_dictionaries({kind: st.fixed_dictionaries({**OF, **keys})})
 
 
@@ -52,7 +48,7 @@ PHASE = st.one_of(
 PHASES = st.lists(PHASE, min_size=1, max_size=10)
 
 
-def recipe_of(phases: list[dict[str, Any]]) -> Recipe:
+def recipe_of(phases):
     model = {"model": "some/model"}
     task = {"type": "masked-lm", "data": {"path": "data"}}
     return validate(
@@ -67,19 +63,19 @@ def recipe_of(phases: list[dict[str, Any]]) -> Recipe:
     )
 
 
-def last_that_made(recipe: Recipe, name: str, number: int) -> int | None:
+def last_that_made(recipe, name, number):
     earlier = [at for at in range(number) if name in recipe.phases[at].outputs]
     return max(earlier, default=None)
 
 
-def origin(recipe: Recipe, name: str, number: int) -> str:
+def origin(recipe, name, number):
     made_by = last_that_made(recipe, name, number)
     if made_by is None:
         return name
     return origin(recipe, recipe.phases[made_by].start_of(name), made_by)
 
 
-def vocabulary(recipe: Recipe, name: str, number: int) -> int | None:
+def vocabulary(recipe, name, number):
     made_by = last_that_made(recipe, name, number)
     if made_by is None:
         return None
@@ -87,7 +83,7 @@ def vocabulary(recipe: Recipe, name: str, number: int) -> int | None:
     return made.vocabulary or vocabulary(recipe, made.start_of(name), made_by)
 
 
-def seen(recipe: Recipe, name: str, number: int) -> set[tuple[str, str]]:
+def seen(recipe, name, number):
     made_by = last_that_made(recipe, name, number)
     if made_by is None:
         return set()
@@ -112,7 +108,7 @@ def test_a_model_is_what_the_last_phase_that_made_it_left(phases):
                 assert steps(recipe)[number].model(name) == model
 
 
-def phases_task(phase: dict[str, Any]) -> str:
+def phases_task(phase):
     [settings] = phase.values()
     return str(settings["task"])
 
@@ -127,12 +123,12 @@ def test_those_trained_on_a_split_come_in_the_order_of_their_first_training(phas
             assert trained_on(recipe, task, split) == on
 
 
-def versions(recipe: Recipe, number: int) -> dict[str, int | None]:
+def versions(recipe, number):
     """Of each model as phase `number` finds it: which phase made it."""
     return {name: last_that_made(recipe, name, number) for name in NAMES}
 
 
-def held(recipe: Recipe, number: int, split: str) -> int | None:
+def held(recipe, number, split):
     """The cache phase that phase `number` would read."""
     found, reader = None, recipe.phases[number]
     now = versions(recipe, number)
@@ -156,7 +152,7 @@ def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(phases):
                 then = versions(recipe, at)
                 fits = at if all(then[name] == now[name] for name in TEACHERS) else None
                 cache = held(recipe, at, phase.split)
-                kept: Any = None if cache is None else recipe.phases[cache]
+                kept = None if cache is None else recipe.phases[cache]
                 states = phase.states and (kept is None or kept.hidden == [-1])
         assert (None if step.expertise is None else step.expertise.number) == fits
         assert step.fitted_states == (fits is not None and states)

@@ -1,12 +1,8 @@
 """Loss terms, also of inner layers, with divergences and tolerances, against slow
 transcriptions of their equations in float64, gradients too; and the bundle that adds them up."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -478,25 +474,24 @@ def test_states_that_were_not_cached_are_named(layer, which):
         term(Seen(student, make_batch(), {"t": teacher}))
 
 
-MAPS: list[Any] = ["last", "uniform", {0: 0}, {1: 2, 2: 3}, {2: 4, 1: 4}]
+MAPS = ["last", "uniform", {0: 0}, {1: 2, 2: 3}, {2: 4, 1: 4}]
 PAIRS = [[(-1, -1)], [(1, 2), (2, 4)], [(0, 0)], [(1, 2), (2, 3)], [(2, 4), (1, 4)]]
 
 
-def states(layers: list[int], width: int, seed: int) -> dict[int, torch.Tensor]:
+def states(layers, width, seed):
     return {layer: randn(ROWS, width, seed=seed + layer + 1) for layer in dict.fromkeys(layers)}
 
 
-def close(ours: torch.Tensor | None, exact: torch.Tensor | None) -> None:
-    assert ours is not None and exact is not None
+def close(ours, exact):
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-def squares(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+def squares(image, taught):
     """Rohanian et al. 2022, equation 12: the MSE of a pair of states, neuron by neuron."""
     return sum((x - y) ** 2 for x, y in zip(image, taught, strict=True)) / len(taught)
 
 
-def unit_vectors(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+def unit_vectors(image, taught):
     """Half of Patient KD's loss (Sun et al. 2019, equation 7), which is 1 - cos, as of VE-KD
     (appendix D)."""
     a, b = (sum(x * x for x in vector) ** 0.5 for vector in (image, taught))
@@ -514,15 +509,7 @@ def unit_vectors(image: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         ("cosine", {}, {"t": 7}, unit_vectors),
     ],
 )
-def test_teachers_and_pairs_are_summed(
-    name: str,
-    section: dict[str, Any],
-    widths: dict[str, int],
-    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    layers: Any,
-    pairs: Any,
-    dummy: Any,
-) -> None:
+def test_teachers_and_pairs_are_summed(name, section, widths, distance, layers, pairs, dummy):
     """Of the student's states, or of their image by a trained map for each teacher and pair."""
     term = term_of(name, {"weight": 0.7, "layers": layers, **section}, **widths)
     own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
@@ -568,7 +555,7 @@ DIVERGENCES = {
 @pytest.mark.parametrize("on", ["row", "mean"])
 @pytest.mark.parametrize("open_", [True, False])
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_divergences_with_a_tolerance(name: str, open_: bool, on: str) -> None:
+def test_divergences_with_a_tolerance(name, open_, on):
     batch = make_batch(dummy=[2])
     counted = batch.row_sets["all"]
     student, teacher = randn(ROWS, CLASSES), randn(ROWS, CLASSES, seed=1)
@@ -595,7 +582,7 @@ def test_divergences_with_a_tolerance(name: str, open_: bool, on: str) -> None:
 
 @pytest.mark.parametrize("name", ["logit_mse", "hidden_mse", "cosine", "activation_boundary"])
 @pytest.mark.parametrize("on", ["row", "mean"])
-def test_every_distillation_term_has_a_tolerance(name: str, on: str) -> None:
+def test_every_distillation_term_has_a_tolerance(name, on):
     student = Signals(randn(ROWS, CLASSES), {-1: randn(ROWS, 5)})
     teacher = {"t": Signals(randn(ROWS, CLASSES, seed=1), {-1: randn(ROWS, 5, seed=2)})}
     batch = make_batch()
@@ -613,7 +600,7 @@ def test_every_distillation_term_has_a_tolerance(name: str, on: str) -> None:
 
 @given(st.integers(1, 24), st.integers(1, 24))
 @settings(max_examples=100, deadline=None)
-def test_uniform_ends_at_the_last_layer(student: int, teacher: int) -> None:
+def test_uniform_ends_at_the_last_layer(student, teacher):
     uniform = HiddenMSELoss(layers="uniform")
     if teacher % student:
         with pytest.raises(ValueError, match="no multiple"):

@@ -1,28 +1,22 @@
 """Masked-LM as a task: its recipe, its texts, its masks, its models, its numbers."""
 
-from __future__ import annotations
-
 import gzip
 import math
-from pathlib import Path
-from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from kinds import texts_split
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoTokenizer, BertConfig
 
-from ds_distill.data.batches import CachedSignals, Collator, Units
+from ds_distill.data.batches import Collator, Units
 from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import score_tokens
-from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import build_metrics, model_report
@@ -32,7 +26,6 @@ from ds_distill.models.configuration import check_masked_lm
 from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.recipe.tasks import Data, MaskedLM
 from ds_distill.types import Signals
-from ds_distill.views import PaddedView
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
 
@@ -40,13 +33,13 @@ TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day
 # ------------------------------------------------------------------------------------ texts
 
 
-def read(path: Path, cache: Path, **data: object) -> datasets.Dataset:
+def read(path, cache, **data):
     task = MaskedLM(data=Data.model_validate({"path": str(path), **data}))
     return open_source(task, cache).read("train")
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
-def test_a_line_is_a_text(name: str, tmp_path: Path) -> None:
+def test_a_line_is_a_text(name, tmp_path):
     content = "\ufeff first , with = signs =\r\n\n   \nzwei ä\tß\nzwei ä\tß\nlast without an end"
     (tmp_path / name).write_bytes(
         gzip.compress(content.encode()) if name.endswith(".gz") else content.encode()
@@ -58,7 +51,7 @@ def test_a_line_is_a_text(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(keys, content_keys(texts))
 
 
-def test_other_files_are_read_without_looking_at_their_labels(tmp_path: Path) -> None:
+def test_other_files_are_read_without_looking_at_their_labels(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\nfirst,x\nsecond,\n", encoding="utf-8")
     found = read(tmp_path, tmp_path / "cache")
     assert list(found["text"]) == ["first", "second"] and set(found["label"]) == {-1}
@@ -67,9 +60,7 @@ def test_other_files_are_read_without_looking_at_their_labels(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------ masks
 
 
-def make_collator(
-    folder: Path, model: Path, cached: CachedSignals | None = None, **options: Any
-) -> Collator:
+def make_collator(folder, model, cached=None, **options):
     split = texts_split(TEXTS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     table = TokenTable(tokenise(split, tokenizer, 16, folder / "tokens.arrow"), tokenizer)
@@ -78,9 +69,7 @@ def make_collator(
     return Collator(Units.of(split), {"student": table}, rows, cached)
 
 
-def test_epochs_cycle_through_a_fixed_number_of_mask_variants(
-    tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_epochs_cycle_through_a_fixed_number_of_mask_variants(tmp_path, tiny_models):
     everything = np.arange(len(TEXTS))
     free = make_collator(tmp_path, tiny_models["toy"])
     three = make_collator(tmp_path, tiny_models["toy"], variants=3)
@@ -90,13 +79,11 @@ def test_epochs_cycle_through_a_fixed_number_of_mask_variants(
         assert torch.equal(three(everything, epoch).views["student"].input_ids, shown[epoch % 3])
 
 
-def test_cached_signals_belong_to_the_batch_or_are_refused(
-    tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
-    calls: list[tuple[list[int], int]] = []
+def test_cached_signals_belong_to_the_batch_or_are_refused(tmp_path, tiny_models):
+    calls = []
     too_many = 0
 
-    def cached(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
+    def cached(numbers, epoch):
         calls.append((numbers.tolist(), epoch))
         chosen = plain(numbers, epoch)
         rows = len(chosen.row_sets["all"])
@@ -118,7 +105,7 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
             break
     assert not len(batch.row_sets["all"]) and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
-    assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
+    assert batch.views["student"].positions.tolist() == [0]
     before = len(calls)
     assert collate(np.array([3, 0, 2]), 7, signals=False).signals == {} and len(calls) == before
     too_many = 1
@@ -126,15 +113,12 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
         collate(np.array([3, 0, 2]), 7)
 
 
-def test_every_token_may_be_a_row_and_the_masks_stay(
-    tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_every_token_may_be_a_row_and_the_masks_stay(tmp_path, tiny_models):
     plain = make_collator(tmp_path, tiny_models["bert"])
     every = make_collator(tmp_path, tiny_models["bert"], every_token=True)
     for indices in (np.arange(len(TEXTS)), np.array([1]), np.zeros(0, dtype=np.int64)):
         one, all_tokens = plain(indices), every(indices)
         view, other = one.views["student"], all_tokens.views["student"]
-        assert isinstance(view, PaddedView) and isinstance(other, PaddedView)
         assert torch.equal(view.input_ids, other.input_ids)
         tokens, masked = all_tokens.row_sets["tokens"], all_tokens.row_sets["all"]
         assert torch.equal(masked, all_tokens.row_sets["labelled"])
@@ -143,13 +127,12 @@ def test_every_token_may_be_a_row_and_the_masks_stay(
             continue
         assert len(tokens) == len(all_tokens.labels) == int(other.attention_mask.sum())
         counted = one.row_sets["all"]
-        assert view.positions is not None and other.positions is not None
         assert torch.equal(other.positions[masked], view.positions[counted])
         assert torch.equal(all_tokens.labels[masked], one.labels[counted])
         assert int((all_tokens.labels >= 0).sum()) == len(masked)
 
 
-def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+def test_views_of_unlike_lengths_are_refused(tmp_path, tiny_models):
     """A row is one token in all views: with other lengths it would be another one in each."""
     split = texts_split(TEXTS)
     tables = {}
@@ -165,9 +148,7 @@ def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[s
 # ----------------------------------------------------------------------------------- models
 
 
-def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(
-    tiny_models: dict[str, Path],
-) -> None:
+def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(tiny_models):
     path = str(tiny_models["toy"])
     with pytest.raises(UserError, match=r"no weights for cls\.predictions.*no trained masked-LM"):
         load_model(MASKED_LM, path, new_head=False)
@@ -180,7 +161,7 @@ def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(
     assert torch.equal(dense[0], dense[1]) and not torch.equal(dense[0], dense[2])
 
 
-def test_a_model_without_a_known_head_is_refused(tiny_models: dict[str, Path]) -> None:
+def test_a_model_without_a_known_head_is_refused(tiny_models):
     tokenizer = AutoTokenizer.from_pretrained(tiny_models["toy"])
     from transformers import GPT2Config, RemBertConfig
 
@@ -195,9 +176,7 @@ def test_a_model_without_a_known_head_is_refused(tiny_models: dict[str, Path]) -
 # ---------------------------------------------------------------------------------- numbers
 
 
-def test_scores_are_those_of_a_plain_loop(
-    world: World, tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_scores_are_those_of_a_plain_loop(world, tmp_path, tiny_models):
     """One text at a time through transformers' own forward, all logits at once."""
     collate = make_collator(tmp_path, tiny_models["toy"])
     models = {
@@ -212,7 +191,6 @@ def test_scores_are_those_of_a_plain_loop(
         for number in range(len(TEXTS)):
             batch = collate(np.array([number]))
             view = batch.views[name]
-            assert isinstance(model, BertForMaskedLM) and view.positions is not None
             with torch.no_grad():
                 logits = model(**view.model_inputs()).logits[0]
             loss, right, tokens = 0.0, 0, 0
@@ -229,7 +207,7 @@ def test_scores_are_those_of_a_plain_loop(
     assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
 
 
-def test_without_masked_tokens_there_is_nothing_to_measure() -> None:
+def test_without_masked_tokens_there_is_nothing_to_measure():
     nothing = np.zeros(3)
     with pytest.raises(UserError, match=r"task\.masking\.rate"):
         model_report(TokenScores(nothing, nothing, nothing), build_metrics("masked tokens"))

@@ -1,8 +1,6 @@
 """BERT's masking rule, counted over 150,000 tokens: what each is turned into, and on what that
 depends. Bounds are five standard errors of a fair count; keys, and so the counts, are fixed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,7 +19,7 @@ RATE = 0.15
 MASKING = Masking(RATE, mask_id=MASK, special_ids=SPECIAL, known=VOCABULARY, seed=0)
 
 
-def make_view(examples: int = EXAMPLES) -> tuple[PaddedView, torch.Tensor]:
+def make_view(examples=EXAMPLES):
     """Texts of unlike lengths between [CLS] and [SEP], with specials in between; what stands
     after the end is no special id, so that the attention mask alone tells it apart."""
     generator = torch.Generator().manual_seed(0)
@@ -35,12 +33,9 @@ def make_view(examples: int = EXAMPLES) -> tuple[PaddedView, torch.Tensor]:
     return PaddedView(ids, inside.long()), torch.from_numpy(keys)
 
 
-def chosen_of(
-    view: PaddedView, keys: torch.Tensor, masking: Masking = MASKING, epoch: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def chosen_of(view, keys, masking=MASKING, epoch=0):
     """Which tokens are chosen, bool [B, S], and what all are shown as."""
     masked, labels = mask_view(view, keys, masking, epoch)
-    assert masked.positions is not None
     chosen = torch.zeros(view.input_ids.numel(), dtype=torch.bool)
     chosen[masked.positions] = True
     assert len(chosen.nonzero()) == len(masked.positions) == len(labels)
@@ -49,13 +44,13 @@ def chosen_of(
     return chosen.view_as(view.input_ids), masked.input_ids
 
 
-def check_share(found: torch.Tensor, share: float) -> None:
+def check_share(found, share):
     """found: bool, of independent trials that are true with this probability."""
     error = math.sqrt(share * (1 - share) / found.numel())
     assert found.double().mean().item() == pytest.approx(share, abs=5 * error)
 
 
-def check_uniform(counts: torch.Tensor) -> None:
+def check_uniform(counts):
     """Chi-square of counts of equally likely things, as a normal deviate (Wilson, Hilferty)."""
     freedom, expected = len(counts) - 1, counts.sum() / len(counts)
     chi_square = ((counts - expected) ** 2 / expected).sum().item()

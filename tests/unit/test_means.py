@@ -1,14 +1,10 @@
 """Sweeps over several recipes and models: their runs, how a setting is chosen, the means."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +26,7 @@ GRID = ["student.model=first,second", "rate=0.01,1e-06", "seed=1,2"]
 PLAIN = {"one": "one", "two": "two"}
 
 
-def planned(groups: dict[str, str] = PLAIN, *arguments: str) -> list[SweepRun]:
+def planned(groups=PLAIN, *arguments):
     """Runs of recipes, by name the group of each; arguments: by default GRID."""
     _, found = variants(arguments or GRID)
     return [
@@ -40,9 +36,7 @@ def planned(groups: dict[str, str] = PLAIN, *arguments: str) -> list[SweepRun]:
     ]
 
 
-def results_of(
-    runs: list[SweepRun], score: Callable[..., Any], choosing: Any = None, **more: Any
-) -> Any:
+def results_of(runs, score, choosing=None, **more):
     """What is found of runs. score, choosing: of a run; a score of None: it failed. more: keys of
     their `run_result` by run, or `draws`."""
     draws = {"draws": more.pop("draws")} if "draws" in more else {}
@@ -62,7 +56,7 @@ def results_of(
     return results(runs, ended, **draws)
 
 
-def mean_of(found: Any, model: str | None, kind: str = "mean") -> Any:
+def mean_of(found, model, kind="mean"):
     return next(of for of in found["means"] if of["model"] == model)[kind]
 
 
@@ -88,7 +82,7 @@ def test_the_command_makes_runs_of_each_recipe_in_its_group(recipe, tmp_path, mo
     (tmp_path / "pair").mkdir()
     for name in ("one", "two"):
         Path(recipe(name)).rename(tmp_path / "pair" / f"{name}.yaml")
-    asked: list[Any] = []
+    asked = []
     monkeypatch.setattr("ds_distill.cli.sweep.run_sweep", lambda *given: asked.append(given))
     monkeypatch.setattr("ds_distill.sweep.sweep.check_runs", lambda *given: [])
     words = ["sweep", tmp_path, recipe("three"), "student.model=./a,./b", "training.epochs=3"]
@@ -105,7 +99,7 @@ def test_the_command_makes_runs_of_each_recipe_in_its_group(recipe, tmp_path, mo
     assert groups == {"one": "one.yaml", "two": "two.yaml", "three": "three.yaml"}
 
 
-def commands() -> dict[str, list[str]]:
+def commands():
     """By suite the arguments that docs/comparing.md shows."""
     page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
     lines = re.findall(r"^ds-distill sweep (.*)$", page, re.MULTILINE)
@@ -139,7 +133,7 @@ def test_built_in_suites_are_recipes_with_the_published_grids():
 def recipe(toy_task, tmp_path):
     """Writes a recipe that fine-tunes; gives its file."""
 
-    def write(name: str, data: Path = toy_task, **task: Any) -> str:
+    def write(name, data=toy_task, **task):
         phases = [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}]
         training = {"epochs": 1, "keep": "last"}
         about = {"data": {"path": str(data)}, "max_length": 32, **task}
@@ -149,7 +143,7 @@ def recipe(toy_task, tmp_path):
     return write
 
 
-def runs_in(files: list[str], arguments: list[str]) -> list[SweepRun]:
+def runs_in(files, arguments):
     _, found = variants(arguments)
     recipes = {
         Variant(one.overrides, name): load_recipe(file, one.overrides)
@@ -197,7 +191,7 @@ def test_the_macro_mean_is_over_groups_of_recipes():
     scores = {("one", "1"): 0.2, ("one", "2"): 0.4, ("two", "1"): 0.9, ("two", "2"): 0.7}
     scores |= {("three", "1"): 0.6, ("three", "2"): 0.5}
 
-    def score(run: Variant) -> float:
+    def score(run):
         of = scores[run.recipe, str(run.seed)]
         return of if run.model == "first" else of / 2
 
@@ -227,10 +221,10 @@ def test_what_chooses_chooses_and_the_rest_follows(data):
     scores = {run.variant: data.draw(SHARES) for run in runs}
     chooses = {run.variant: data.draw(SHARES) for run in runs}
     found = results_of(runs, scores.__getitem__, chooses.__getitem__)
-    by_seed: dict[str, list[list[float]]] = {"first": [], "second": []}
+    by_seed = {"first": [], "second": []}
     for recipe, name in product(PLAIN, ["second", "first"]):
         own = [v for v in scores if (v.recipe, v.model) == (recipe, name)]
-        of_settings: dict[tuple[str, ...], list[Variant]] = {}
+        of_settings = {}
         for run in own:
             of_settings.setdefault(run.setting, []).append(run)
         means = {s: sum(chooses[r] for r in each) for s, each in of_settings.items()}
@@ -260,10 +254,10 @@ def test_scores_differences_and_means_are_over_test_examples_too():
     runs, generator = planned(), np.random.default_rng(0)
     shared = {recipe: generator.normal(0, 0.02, 4000) for recipe in PLAIN}
 
-    def score(run: Variant) -> float:
+    def score(run):
         return 0.6 + 0.01 * float(run.seed or 0) + 0.1 * (run.model == "first")
 
-    def is_chosen(run: Variant) -> bool:
+    def is_chosen(run):
         return "rate=0.01" in run.setting
 
     draws = {}
@@ -272,9 +266,9 @@ def test_scores_differences_and_means_are_over_test_examples_too():
         own = score(run) + moved + generator.normal(0, 0.005, 4000)
         draws[run] = Drawn(run.recipe, own)
     found = results_of(runs, score, is_chosen, draws=lambda variant, student: draws[variant])
-    added: dict[str, list[float]] = {"first": [], "second": [], "apart": []}
+    added = {"first": [], "second": [], "apart": []}
     for recipe, of in found["recipes"].items():
-        drawn: dict[str, list[Any]] = {"first": [], "second": []}
+        drawn = {"first": [], "second": []}
         for run in filter(is_chosen, draws):
             if run.recipe == recipe:
                 drawn[run.model].append(draws[run].scores)
@@ -306,7 +300,7 @@ def test_what_was_not_learnt_is_said_and_no_mean_adds_errors_to_accuracies():
 
 
 def test_what_failed_is_left_out_and_no_mean_hides_it():
-    def score(run: Variant) -> float | None:
+    def score(run):
         if (run.recipe, run.model) == ("two", "second"):
             return None
         # The better setting lacks a seed.

@@ -376,11 +376,11 @@ def test_a_model_that_knows_more_tokens_is_reported_on_all_and_on_hidden_words()
     }
 
 
-def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
+def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start():
     truth = np.array([0, 1] * 200)
     draw = np.random.default_rng(0)
 
-    def right(share: float) -> ClassPredictions:
+    def right(share):
         predicted = np.where(draw.random(400) < share, truth, 1 - truth)
         return ClassPredictions(np.eye(2)[predicted], truth)
 

@@ -1,12 +1,8 @@
 """JSON Lines whose rows have not all the same keys: what is read, or refused, is the same whichever
 row lacks one."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +12,12 @@ from kinds import write
 from ds_distill.data.groups import ID, Groups, teacher_names
 from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file, text
-from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import TASKS
 
 SPAN = {"start": 0, "end": 1, "type": "LOC"}
 ASKED = {"question": "q", "context": "a"}
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+ROWS = {
     # of a kind of task: the key that a row may lack, and a row
     "single-label": ("label", {"text": "a", "label": "x"}),
     "multi-label": ("label", {"text": "a", "label": ["x"]}),
@@ -35,13 +30,11 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 LABELS = {"text": ["x", "y"], "words": ["O", "B-LOC", "I-LOC"]}
 
 
-def opened(
-    folder: Path, kind: str, rows: list[dict[str, Any]], given: bool = True, **columns: str
-) -> Source:
+def opened(folder, kind, rows, given=True, **columns):
     """given: whether the recipe names the labels."""
     write(folder / "train.jsonl", rows)
     entry = TASKS[kind.split()[0]]
-    task: dict[str, Any] = {"data": {"path": str(folder), "columns": columns}}
+    task = {"data": {"path": str(folder), "columns": columns}}
     if given and "labels" in entry.model_fields:
         task["labels"] = LABELS[entry.rows]
     return open_source(entry.model_validate(task), folder / "cache")
@@ -69,9 +62,7 @@ def test_a_row_without_a_label_is_refused_wherever_it_stands(
 @given(at=st.integers(0, 4))
 @settings(max_examples=10, deadline=None)
 def test_names_of_examples_may_be_missing_in_any_row(tmp_path_factory, at):
-    names: list[dict[str, Any]] = [
-        {"id": n, "patient": f"p{n // 2}", "follow": f"t{n % 2}"} for n in range(5)
-    ]
+    names = [{"id": n, "patient": f"p{n // 2}", "follow": f"t{n % 2}"} for n in range(5)]
     names[at] = {}
     rows = [{"text": f"text {n}", "label": "xy"[n % 2], **more} for n, more in enumerate(names)]
     columns = {"id": "id", "group": "patient", "teacher": "follow"}
@@ -79,7 +70,6 @@ def test_names_of_examples_may_be_missing_in_any_row(tmp_path_factory, at):
     for half in ID:
         assert [value is None for value in data[half]] == [n == at for n in range(5)]
     found = teacher_names(data)
-    assert found is not None
     assert [found[0][n] if n >= 0 else None for n in found[1]] == [m.get("follow") for m in names]
     groups = Groups.of(data).group_keys[:, 0].tolist()
     for one in range(5):

@@ -1,12 +1,9 @@
 """The card that is shipped with a student, read back as the hub's own library reads it."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -29,12 +26,10 @@ FIGURES = {
 ENVIRONMENT = {"ds_distill": "0.1", "packages": {"torch": "2.13", "triton": None}}
 
 
-PHASES: list[Any] = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {"split": "test"}}]
+PHASES = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {"split": "test"}}]
 
 
-def make_results(
-    splits: list[str], labels: list[str], metric: str = "accuracy", **model: Any
-) -> dict[str, Any]:
+def make_results(splits, labels, metric="accuracy", **model):
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
     rule = {"answer": "good", "rule": "the most frequent class", "split": "train"}
@@ -55,8 +50,8 @@ def make_results(
     }
 
 
-def make_recipe(**changes: Any) -> Recipe:
-    data: dict[str, Any] = {
+def make_recipe(**changes):
+    data = {
         "name": "a-run",
         "task": {"data": {"path": "someone/data-set", "config": "emotion"}, "max_length": 48},
         "teachers": {"bert": {"model": "google-bert/bert-large-uncased"}},
@@ -66,7 +61,7 @@ def make_recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate({**data, **changes})
 
 
-def card_of(recipe: Recipe, results: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
+def card_of(recipe, results=None):
     """Metadata and text."""
     content = model_card(recipe, results or make_results(["test"], LABELS))
     card = ModelCard(content)
@@ -74,7 +69,7 @@ def card_of(recipe: Recipe, results: dict[str, Any] | None = None) -> tuple[dict
     return card.data.to_dict(), card.text
 
 
-def left_out(results: dict[str, Any], task: str, teacher: str) -> None:
+def left_out(results, task, teacher):
     why = {teacher: "is best at no class: nearest on a|b"}
     results["phases"].insert(0, {"kind": "expertise", "task": task, "left_out": why})
 
@@ -95,13 +90,13 @@ def test_a_whole_card():
     assert "text_pair" in content and "text_pair" not in other, "of the student's own data"
 
 
-def of(path: str, **more: Any) -> dict[str, Any]:
+def of(path, **more):
     return {"data": {"path": path, **more}, "max_length": 48}
 
 
 HARD = {"path": "judges/hard", "config": "v2", "split": "challenge"}
 MORE = [{"path": "someone/data-set"}, {"path": "others/more", "config": "small"}]
-TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+TASKS = {
     # All hub data are named, and figures are of the split's own.
     "several": (of("someone/data-set", config="emotion", splits={"train": MORE, "test": HARD}), {}),
     "of two": (of("a/b", splits={"test": [{"path": "judges/hard"}, {"path": "others/more"}]}), {}),
@@ -201,7 +196,7 @@ def test_licence_and_language_are_those_of_its_start(tmp_path, tiny_models):
     folder = tmp_path / "models" / "base"
     shutil.copytree(tiny_models["toy"], folder)
 
-    def start(card: str) -> dict[str, Any]:
+    def start(card):
         (folder / "README.md").write_text(card)
         recipe = make_recipe(student={"model": "org/base"}, models_folder=str(tmp_path / "models"))
         metadata, _ = card_of(recipe)

@@ -1,12 +1,8 @@
 """Any number of labels per example, and numbers as labels: data, losses, metrics, routing, and
 what is refused."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +41,7 @@ from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
 SMALL = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, **NO_DROPOUT}
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     {"text": "a b", "label": ["x", "y"]},
     {"text": "c", "label": []},
     {"text": "d", "label": ["z"]},
@@ -53,7 +49,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "numbers"])
-def test_lists_of_labels_are_read(tmp_path: Path, ending: str) -> None:
+def test_lists_of_labels_are_read(tmp_path, ending):
     """null is no label, and an empty list is none of them."""
     rows = ROWS
     if ending == "numbers":
@@ -69,7 +65,7 @@ def test_lists_of_labels_are_read(tmp_path: Path, ending: str) -> None:
         source.read("test", need_labels=True)
 
 
-def test_a_focus_takes_all_examples_with_one_of_its_labels() -> None:
+def test_a_focus_takes_all_examples_with_one_of_its_labels():
     labels = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
     keys = torch.arange(8).view(4, 2)
     assert keep_share_of_others(labels, keys, [0], 0.0).tolist() == [0, 3]
@@ -80,7 +76,7 @@ def test_a_focus_takes_all_examples_with_one_of_its_labels() -> None:
 # ------------------------------------------------------------------------------------ losses
 
 
-def test_logit_mse_is_the_mean_over_labels() -> None:
+def test_logit_mse_is_the_mean_over_labels():
     """Logits 1 and 2 against 0: (1 + 4) / 2. The logit of a label's absence is 0 in all models, and
     is none of theirs."""
     student = built("bert", AutoModelForSequenceClassification, num_labels=2, **SMALL)
@@ -103,7 +99,7 @@ def test_logit_mse_is_the_mean_over_labels() -> None:
 
 @pytest.mark.parametrize("of_states", ["hidden_mse", "cosine", "activation_boundary"])
 @pytest.mark.parametrize("of_labels", ["cross_entropy", "confidence_penalty"])
-def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: str) -> None:
+def test_a_live_teacher_that_no_term_asks_for_logits(of_labels, of_states):
     """Each term's share is that which it has alone."""
     student, teacher = (
         built("bert", AutoModelForSequenceClassification, seed=seed, num_labels=3, **SMALL)
@@ -112,7 +108,7 @@ def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: 
     ids = torch.randint(0, 9, (3, 4))
     view, labels = PaddedView(ids, torch.ones_like(ids)), torch.randint(0, 2, (3, 3))
 
-    def shares(*names: str) -> dict[str, torch.Tensor]:
+    def shares(*names):
         torch.manual_seed(1)  # of projections
         losses = losses_of({name: {} for name in names})
         bundle = Bundle(student, {"t": teacher}, build_terms(losses, TermInputs(4, {"t": 4})))
@@ -123,7 +119,7 @@ def test_a_live_teacher_that_no_term_asks_for_logits(of_labels: str, of_states: 
         assert together[name].equal(shares(name)[name])
 
 
-def make_batch(draw: np.random.Generator, n: int, many: int) -> Batch:
+def make_batch(draw, n, many):
     ids = torch.from_numpy(draw.integers(5, 50, (n, 4)))
     labels = torch.from_numpy(draw.integers(0, 2, (n, many)))
     labels[draw.random(n) < 0.3] = -1
@@ -132,7 +128,7 @@ def make_batch(draw: np.random.Generator, n: int, many: int) -> Batch:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 5), st.sampled_from([1.0, 2.0]))
-def test_losses_are_those_of_sigmoids(seed: int, n: int, many: int, temperature: float) -> None:
+def test_losses_are_those_of_sigmoids(seed, n, many, temperature):
     """Against the equations in float64, with their gradients."""
     draw = np.random.default_rng(seed)
     batch = make_batch(draw, n, many)
@@ -157,7 +153,7 @@ def test_losses_are_those_of_sigmoids(seed: int, n: int, many: int, temperature:
         assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-5), name
 
 
-def test_an_unlabelled_row_is_in_no_row_of_two() -> None:
+def test_an_unlabelled_row_is_in_no_row_of_two():
     batch = make_batch(np.random.default_rng(0), 3, 4)
     batch.labels[1] = -100
     batch.row_sets["labelled"] = torch.tensor([0, 2])
@@ -171,7 +167,7 @@ def test_an_unlabelled_row_is_in_no_row_of_two() -> None:
 # ----------------------------------------------------------------------------------- routing
 
 
-def experts(n: int = 400) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
+def experts(n=400):
     """`a` knows the first label and `b` the others; what one does not know it never predicts."""
     draw = np.random.default_rng(3)
     truth = (draw.random((n, 3)) < 0.3).astype(np.int64)
@@ -186,7 +182,7 @@ def experts(n: int = 400) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]
     return signals, truth, keys
 
 
-def test_what_a_teacher_knows_is_known_of_each_label(tmp_path: Path) -> None:
+def test_what_a_teacher_knows_is_known_of_each_label(tmp_path):
     signals, truth, keys = experts()
     fitted = fit_by_label(signals, truth, keys, ["x", "y", "z"])
     assert fitted.experts == {"x": "a", "y": "b", "z": "b"}
@@ -212,7 +208,7 @@ def test_what_a_teacher_knows_is_known_of_each_label(tmp_path: Path) -> None:
     ).all()
 
 
-def test_of_a_rare_label_the_expert_is_not_who_never_predicts_it() -> None:
+def test_of_a_rare_label_the_expert_is_not_who_never_predicts_it():
     draw = np.random.default_rng(0)
     truth = (draw.random((500, 1)) < 0.05).astype(np.int64)
     finds = np.where(truth == 1, 2.0, np.where(draw.random((500, 1)) < 0.1, 1.0, -2.0))
@@ -230,7 +226,7 @@ def test_of_a_rare_label_the_expert_is_not_who_never_predicts_it() -> None:
         assert (weights[0] == 1).all() and (weights[1] == 0).all(), policy
 
 
-def test_policies_are_compared_over_labels() -> None:
+def test_policies_are_compared_over_labels():
     signals, truth, keys = experts()
     found = compare(signals, truth, keys, ["x", "y", "z"])
     assert found.metric == "micro_f1" and found.examples == 400
@@ -242,17 +238,17 @@ def test_policies_are_compared_over_labels() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "other"])
-def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) -> None:
+def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path, split):
     """Of three labelled examples and one without; 0 where no split train is."""
     names = ["x", "y", "z"]
     built("bert", **SMALL).save_pretrained(tmp_path)
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [-1, -1, -1]])
-    data: Any = SimpleNamespace(
+    data = SimpleNamespace(
         has_split=lambda name: name == split,
         examples=lambda name: SimpleNamespace(labels=labels),
     )
     kind = MultiLabelKind(MultiLabel(labels=names, data=Data(path=str(tmp_path))), names)
-    model: Any = kind.load(data, str(tmp_path), names, new_head=True)
+    model = kind.load(data, str(tmp_path), names, new_head=True)
     shares = torch.tensor([2.5 / 4, 2.5 / 4, 0.5 / 4] if split == "train" else [0.5] * 3)
     torch.testing.assert_close(model.classifier.bias.sigmoid(), shares)
 
@@ -260,12 +256,12 @@ def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) 
 NUMBERS = [0.5, -2.0, 3.0]
 
 
-def numbers_read(folder: Path, split: str = "train", need: bool = False, **data: Any) -> Any:
+def numbers_read(folder, split="train", need=False, **data):
     task = Regression(data=Data(path=str(folder), **data))
     return open_source(task, folder / "cache").read(split, need)
 
 
-def write_numbers(folder: Path, ending: str, labels: list[Any]) -> None:
+def write_numbers(folder, ending, labels):
     rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
     write(folder / f"train.{ending}", rows)
 
@@ -275,7 +271,7 @@ def write_numbers(folder: Path, ending: str, labels: list[Any]) -> None:
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
 @pytest.mark.parametrize("labels", [NUMBERS, [1, 2, -3], [7], [1, 2.5, -3, 4e-3]])
-def test_numbers_are_read(tmp_path: Path, ending: str, labels: list[Any]) -> None:
+def test_numbers_are_read(tmp_path, ending, labels):
     write_numbers(tmp_path, ending, labels)
     found = Units.of(numbers_read(tmp_path, need=True))
     assert found.labels.dtype == np.float32 and found.labels.tolist() == pytest.approx(labels)
@@ -284,7 +280,7 @@ def test_numbers_are_read(tmp_path: Path, ending: str, labels: list[Any]) -> Non
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("column", ["empty", "none"])
-def test_a_split_may_have_no_labels(tmp_path: Path, ending: str, column: str) -> None:
+def test_a_split_may_have_no_labels(tmp_path, ending, column):
     write_numbers(tmp_path, ending, [None, None])
     if column == "none":
         (tmp_path / f"train.{ending}").unlink()
@@ -297,7 +293,7 @@ def test_a_split_may_have_no_labels(tmp_path: Path, ending: str, column: str) ->
         numbers_read(tmp_path, need=True)
 
 
-def test_a_split_of_other_data_keeps_its_numbers(tmp_path: Path) -> None:
+def test_a_split_of_other_data_keeps_its_numbers(tmp_path):
     write_numbers(tmp_path, "jsonl", NUMBERS)
     write_numbers(tmp_path / "other", "csv", [9.5])
     other = {"path": str(tmp_path / "other")}
@@ -310,7 +306,7 @@ def test_a_split_of_other_data_keeps_its_numbers(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0.1, 3.0))
-def test_the_losses_are_squared_errors(seed: int, n: int, weight: float) -> None:
+def test_the_losses_are_squared_errors(seed, n, weight):
     draw = np.random.default_rng(seed)
     student, teacher = (torch.from_numpy(draw.normal(0, 3, (n, 1))).float() for _ in range(2))
     labels = torch.from_numpy(draw.normal(0, 3, n))
@@ -332,7 +328,7 @@ def test_the_losses_are_squared_errors(seed: int, n: int, weight: float) -> None
     assert found["logit_mse"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
+def test_labels_of_another_kind_are_refused_by_the_terms():
     view = PaddedView(torch.ones(2, 2).long(), torch.ones(2, 2).long())
     terms = build_terms(losses_of({"mse": {}, "cross_entropy": {}}), TermInputs(4))
     numbers = Batch.from_views({"student": view}, torch.tensor([0.5, 1.0]))
@@ -346,14 +342,12 @@ def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "other"])
-def test_a_new_head_starts_at_the_mean_of_train(tmp_path: Path, split: str) -> None:
+def test_a_new_head_starts_at_the_mean_of_train(tmp_path, split):
     built("bert", num_hidden_layers=1).save_pretrained(tmp_path)
     examples = Units.plain(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
-    data: Any = SimpleNamespace(
-        has_split=lambda name: name == split, examples=lambda name: examples
-    )
+    data = SimpleNamespace(has_split=lambda name: name == split, examples=lambda name: examples)
     kind = RegressionKind(Regression(data=Data(path=str(tmp_path))), [])
-    model: Any = kind.load(data, str(tmp_path), [], new_head=True)
+    model = kind.load(data, str(tmp_path), [], new_head=True)
     assert model.classifier.bias.tolist() == [3.0 if split == "train" else 0.0]
     assert model.config.problem_type == "regression" and model.config.num_labels == 1
 
@@ -364,7 +358,7 @@ METRICS_OF_NUMBERS = build_metrics("numbers")
 values = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.25, 1.0, 7.5, 1e3]), min_size=2, max_size=30)
 
 
-def of_scipy(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
+def of_scipy(name, predicted, labels):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constants
         if name == "mse":
@@ -374,7 +368,7 @@ def of_scipy(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
         )
 
 
-def test_no_correlation_is_beyond_one() -> None:
+def test_no_correlation_is_beyond_one():
     """Rounding takes about one in four of these there."""
     values = np.random.default_rng(0).normal(size=(200, 9))
     weights = np.ones_like(values)
@@ -384,9 +378,7 @@ def test_no_correlation_is_beyond_one() -> None:
 
 
 @given(values, st.integers(0, 2**32), st.floats(-1e6, 1e6), st.floats(0.0, 2.0))
-def test_metrics_are_those_of_scipy(
-    labels: list[float], seed: int, shift: float, noise: float
-) -> None:
+def test_metrics_are_those_of_scipy(labels, seed, shift, noise):
     """With any number of ties, and far from 0."""
     draw = np.random.default_rng(seed)
     truth = np.array(labels)
@@ -398,7 +390,7 @@ def test_metrics_are_those_of_scipy(
 
 
 @pytest.mark.parametrize("name", METRICS["numbers"])
-def test_a_good_model_is_told_from_a_bad_one(name: str) -> None:
+def test_a_good_model_is_told_from_a_bad_one(name):
     draw, n = np.random.default_rng(0), 200
     truth = draw.normal(size=n)
     one, worse = (
@@ -409,7 +401,7 @@ def test_a_good_model_is_told_from_a_bad_one(name: str) -> None:
     assert entry.worse(paired_interval(worse, one, metric))
 
 
-def test_a_constant_has_no_correlation_and_equal_labels_are_refused() -> None:
+def test_a_constant_has_no_correlation_and_equal_labels_are_refused():
     truth = np.array([0.1, 0.2, 0.4])
     constant = NumberPredictions(np.full(3, 0.1), truth)
     assert constant.predicted.mean() != 0.1, "a sum of squares would not be 0"
@@ -428,7 +420,7 @@ def test_a_constant_has_no_correlation_and_equal_labels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("routing", ["random", "{policy: average, mix: losses}"])
-def test_numbers_are_routed(routing: str, tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+def test_numbers_are_routed(routing, tmp_path, toy_settings):
     path = tmp_path / "toy.yaml"
     distil = {"split": "transfer", "teachers": "live", "losses": {"logit_mse": {}}}
     task = {"type": "regression", "data": toy_settings["task"]["data"]}
@@ -437,21 +429,19 @@ def test_numbers_are_routed(routing: str, tmp_path: Path, toy_settings: dict[str
     assert [*phase_mistakes(recipe)] == []
 
 
-def test_fine_tuning_is_by_squared_error_where_nothing_is_said(
-    tmp_path: Path, toy_settings: dict[str, Any]
-) -> None:
+def test_fine_tuning_is_by_squared_error_where_nothing_is_said(tmp_path, toy_settings):
     path = tmp_path / "toy.yaml"
     settings = {**toy_settings, "phases": [{"fine-tune": {"models": "student"}}]}
     for kind, term in (("regression", "mse"), ("single-label", "cross_entropy")):
         settings["task"] = {"type": kind, "data": toy_settings["task"]["data"]}
         path.write_text(yaml.safe_dump(settings))
         recipe = load_recipe(str(path))
-        assert list(recipe.phases[0].losses) == [term]  # type: ignore[attr-defined]
+        assert list(recipe.phases[0].losses) == [term]
         path.write_text(dump_recipe(recipe))
         assert load_recipe(str(path)) == recipe
 
 
-def test_a_teacher_has_one_output() -> None:
+def test_a_teacher_has_one_output():
     entry = TASKS["regression"]
     config = BertConfig(architectures=["BertForSequenceClassification"], num_labels=1)
     check_head("m", config, entry)

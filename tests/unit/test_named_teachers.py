@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,24 +29,24 @@ from ds_distill.types import Signals
 NAMES = ["first", None, "second", "first"]
 
 
-def written(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
+def written(folder, rows, split="train"):
     folder.mkdir(exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
 
-def read(folder: Path, kind: str = "single-label", split: str = "train", **data: Any) -> Any:
+def read(folder, kind="single-label", split="train", **data):
     settings = {"type": kind, "data": {"path": str(folder), **data}}
     task = TASKS[kind].model_validate(settings)
     return open_source(task, folder.with_suffix(".cache")).read(split)
 
 
-def ids(names: list[str | None]) -> list[int]:
+def ids(names):
     return [name_id(name) if name else 0 for name in names]
 
 
-def test_names_are_read_from_any_file(tmp_path: Path) -> None:
+def test_names_are_read_from_any_file(tmp_path):
     rows = [
         {"text": f"text {n}", "label": "ab"[n % 2], "who": name} for n, name in enumerate(NAMES)
     ]
@@ -74,7 +73,7 @@ def test_names_are_read_from_any_file(tmp_path: Path) -> None:
         read(folder, **columns)
 
 
-def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
+def test_windows_follow_the_teacher_of_the_whole(tmp_path):
     make_tiny_bert(tmp_path / "model", toy_vocabulary())
     tokenizer = load_tokenizer(str(tmp_path / "model"), None)
     of_words = load_tokenizer(str(tmp_path / "model"), None, of_words=True)
@@ -98,7 +97,7 @@ def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
         assert some is not None and some.tolist() == [wanted[3], wanted[1]]
 
 
-def test_a_batch_of_ones_own_names_teachers() -> None:
+def test_a_batch_of_ones_own_names_teachers():
     view = PaddedView(torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2, dtype=torch.int64))
     signals = {name: Signals(torch.randn(3, 2)) for name in ("first", "second")}
     batch = Batch.from_views({"student": view}, teacher_names=["second", None, "first"])
@@ -111,10 +110,10 @@ def test_a_batch_of_ones_own_names_teachers() -> None:
         Batch.from_views({"student": view}, teacher_names=["first"])
 
 
-def test_a_teacher_that_may_be_left_out_is_not_named(toy_settings: dict[str, Any]) -> None:
+def test_a_teacher_that_may_be_left_out_is_not_named(toy_settings):
     """Its examples would follow the others alike without a word."""
     fits = {"expertise": {"leave_out": "unqualified"}}
-    source: Any = None  # no split is read
+    source = None  # no split is read
     for follow, says in (
         (None, ["may leave it out. Set follow: [first, second]"]),
         (["first"], []),
@@ -125,9 +124,7 @@ def test_a_teacher_that_may_be_left_out_is_not_named(toy_settings: dict[str, Any
         assert len(found) == len(says) and all(map(str.__contains__, found, says)), found
 
 
-def test_a_run_follows_the_column(
-    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_follows_the_column(toy_settings, tmp_path, monkeypatch):
     """Of examples that all name `first` the student learns what that teacher alone teaches it, bit
     for bit; a name that is no teacher's is refused where it stands."""
     toy = Path(toy_settings["task"]["data"]["path"])
@@ -139,10 +136,10 @@ def test_a_run_follows_the_column(
     others = {"animal": "food", "food": "weather", "weather": "animal"}
     teachers = {"first": model, "second": {**model, "labels": others}}
 
-    def name(names: dict[str, str | None]) -> None:
+    def name(names):
         written(folder, [{**row, "who": names.get(row["text"][0])} for row in rows], "transfer")
 
-    def recipe(**routings: Any) -> Path:
+    def recipe(**routings):
         how = {"split": "transfer", "teachers": "cached", "losses": {"kl": {"temperature": 2.0}}}
         distil = [
             {"distil": {**how, "name": name, "save_as": name, **routing}}
@@ -156,7 +153,7 @@ def test_a_run_follows_the_column(
         (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return tmp_path / "toy.yaml"
 
-    def student(of: str) -> dict[str, torch.Tensor]:
+    def student(of):
         [found] = (tmp_path / "run").rglob(f"*{of}/model.safetensors")
         return load_file(found)
 
@@ -169,7 +166,7 @@ def test_a_run_follows_the_column(
     assert named.keys() == lone.keys()
     assert all(torch.equal(named[key], lone[key]) for key in named)
 
-    def check(message: str, **routings: Any) -> None:
+    def check(message, **routings):
         with pytest.raises(UserError, match=message):
             CliRunner().invoke(app, ["check", str(recipe(**routings))], catch_exceptions=False)
 

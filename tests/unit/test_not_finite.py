@@ -1,13 +1,10 @@
 """A model with NaN outputs for some examples is refused, with their locations, in every phase."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,15 +28,13 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def task(tmp_path_factory):
     sizes = {"train": 60, "validation": 60, "test": 60, "transfer": 60}
     return write_toy_task(tmp_path_factory.mktemp("task") / "toy", sizes)
 
 
 @pytest.fixture(scope="module")
-def settings(
-    task: Path, toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def settings(task, toy_settings, tmp_path_factory):
     """The toy recipe with trained teachers, `first` sound and `second` not."""
     made = copy.deepcopy(toy_settings)
     folder = tmp_path_factory.mktemp("models")
@@ -55,7 +50,7 @@ def settings(
     return made
 
 
-def refused(settings: dict[str, Any], phases: list[Any], folder: Path) -> str:
+def refused(settings, phases, folder):
     """How a run of some phases ends."""
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump({**settings, "phases": phases}))
@@ -64,14 +59,14 @@ def refused(settings: dict[str, Any], phases: list[Any], folder: Path) -> str:
     return str(raised.value)
 
 
-def named(message: str) -> list[tuple[str, str]]:
+def named(message):
     """(location, first words) of the examples that a message names."""
     found = re.findall(r"(\S+:\d+) '([^']*)'", message)
     assert 1 <= len(found) <= 3, message
     return found
 
 
-def check_examples(message: str, file: Path) -> None:
+def check_examples(message, file):
     """It names lines of a file with the broken word."""
     lines = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     for location, words in named(message):
@@ -108,8 +103,8 @@ def test_a_live_teacher_not_the_learning_rate_is_blamed(settings, task, tmp_path
 
 @pytest.mark.parametrize("deepspeed", ["zero1_fp32", "zero0_bf16"])
 def test_gradients_that_are_not_finite_where_the_loss_is(
-    deepspeed: str, settings: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+    deepspeed, settings, tmp_path, monkeypatch, capsys
+):
     """As of a root at 0. DeepSpeed leaves such a step out without a word: it is told and counted,
     and a training of nothing else ends."""
     training = {**settings["training"], "batch_size": 4}  # 15 steps
@@ -118,7 +113,7 @@ def test_gradients_that_are_not_finite_where_the_loss_is(
     sound |= {"training": training, "deepspeed": deepspeed}
     began, broken = loop.start_engine, [2, 3, 7]
 
-    def start(job: Any, run: Any, total: int) -> Any:
+    def start(job, run, total):
         calls = itertools.count()
         [weight] = [
             w for name, w in job.bundle.student.named_parameters() if name.endswith("r.bias")
@@ -172,7 +167,7 @@ def test_a_cache(settings, task, tmp_path):
 
 
 @pytest.fixture
-def broken_lm(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def broken_lm(masked_lm_settings, tmp_path):
     """A recipe whose masked-LM teacher has a broken word, which masks do not show as another."""
     from transformers import BertForMaskedLM
 
@@ -185,7 +180,7 @@ def broken_lm(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, A
     return made
 
 
-def check_lines(message: str, split: str, settings: dict[str, Any]) -> None:
+def check_lines(message, split, settings):
     """It names lines of the split."""
     file = Path(settings["task"]["data"]["path"]) / f"{split}.txt"
     lines = file.read_text().splitlines()

@@ -1,7 +1,6 @@
 """What to change where memory ran out."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from ds_distill.run.memory import memory_refusal
 
 @pytest.mark.parametrize(("set_to", "now"), [(None, 64), (10, 10)])
 def test_a_cache_is_built_with_smaller_batches(set_to, now):
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         world=SimpleNamespace(rank=0, size=1, device="cpu"),
         task=SimpleNamespace(location="task", max_length=128),
     )

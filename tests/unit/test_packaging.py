@@ -1,7 +1,5 @@
 """The wheel: what is in it, and that it works where the checkout is not."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+def run(*command, cwd, **environment):
     """Standard output of a command that must end well."""
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
@@ -29,7 +27,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation)
@@ -38,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = next(name for name in names if name.endswith("METADATA"))

@@ -1,7 +1,5 @@
 """Packed views: without padding, and with the same outputs as padded ones."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import subprocess
@@ -9,7 +7,6 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -452,9 +449,7 @@ def test_flash_attention_without_gradients_is_the_operation_itself(gradients, wi
         assert given[5:8] == (7, 7, 0.0)
 
 
-def test_check_asks_what_runs_without_padding_where_nothing_has_imported_torch(
-    toy_recipe: Path,
-) -> None:
+def test_check_asks_what_runs_without_padding_where_nothing_has_imported_torch(toy_recipe):
     """It ended in a NameError."""
     command = ["-m", "ds_distill", "check", str(toy_recipe), "padding=never"]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)

@@ -1,12 +1,9 @@
 """The study of the papers' small forms, and what docs/studies shows of it."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,13 +63,13 @@ def test_every_variant_is_a_recipe(name):
                 assert getattr(phases["distil"], key) == getattr(phases["labels-only"], key), key
 
 
-def evaluation(student: float, teacher: float, closed: float | None) -> dict[str, Any]:
-    def figures(score: float, **more: Any) -> dict[str, Any]:
+def evaluation(student, teacher, closed):
+    def figures(score, **more):
         bins = [{"confidence": 0.75, "accuracy": score, "count": 40}]
         counts = {"confusion": [[14, 6], [2, 18]], "reliability": bins}
         return {"f1": score, "accuracy": score, "ece": 0.1, **counts, **more}
 
-    def less(other: float) -> dict[str, Any]:
+    def less(other):
         return {"difference": student - other, "interval": [-0.1, 0.1]}
 
     models = {
@@ -87,7 +84,7 @@ def evaluation(student: float, teacher: float, closed: float | None) -> dict[str
     return {**record, "baseline": figures(0.5, **answers)}
 
 
-def results_of(student: float, teacher: float, closed: float | None = 0.5) -> dict[str, Any]:
+def results_of(student, teacher, closed=0.5):
     trained = {"output": "student", "steps": 9, "measures": {papers.OTHER_SIGN: 0.25}}
     distil = {"phase": "distil", "seconds": 2.0, "trained": [trained]}
     return {"phases": [distil, evaluation(student, teacher, closed)]}
@@ -118,7 +115,7 @@ def test_the_majority_class_is_compared_by_accuracy_too():
 
 
 def test_runs_of_other_commits_and_of_changed_checkouts_are_refused(tmp_path):
-    def ran(name: str, *commits: str) -> Path:
+    def ran(name, *commits):
         """A run that was begun, and resumed, at these commits."""
         starts = [
             {"date": f"2026-{number}", "commit": commit * 40}

@@ -1,10 +1,6 @@
 """Teachers that know some of the task's classes, or say nothing of some rows, whatever their
 numbers are there: what moves, and what must not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +14,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.labels import label_notes
 from ds_distill.data.batches import Units
 from ds_distill.keys import content_keys
-from ds_distill.losses import Seen, Term, TermInputs, build_terms
+from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.recipe import load_recipe
@@ -38,11 +34,11 @@ ROWS = 6
 LABELS = ["a", "b", "c", "d"]
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def batch_of(rows: int = ROWS, labels: torch.Tensor | None = None) -> Batch:
+def batch_of(rows=ROWS, labels=None):
     every = torch.arange(rows)
     return Batch(
         keys=torch.stack([every, every], 1),
@@ -53,7 +49,7 @@ def batch_of(rows: int = ROWS, labels: torch.Tensor | None = None) -> Batch:
     )
 
 
-def term(name: str, **settings: Any) -> Term:
+def term(name, **settings):
     [only] = build_terms(losses_of({name: settings}), TermInputs(8)).values()
     return only
 
@@ -61,7 +57,7 @@ def term(name: str, **settings: Any) -> Term:
 # ------------------------------------------------------------------------------- signals
 
 
-def test_classes_stay_with_the_signals() -> None:
+def test_classes_stay_with_the_signals():
     logits, classes = randn(ROWS, 2), torch.tensor([1, 3])
     signals = Signals(logits, {-1: randn(ROWS, 4)}, classes)
     for made in (signals.at(torch.tensor([0, 2])), signals.to("cpu"), signals.dummy()):
@@ -75,7 +71,7 @@ def test_classes_stay_with_the_signals() -> None:
         Signals(randn(ROWS, 4), classes=classes)
 
 
-def test_a_cache_stores_the_known_classes_alone(tmp_path: Any) -> None:
+def test_a_cache_stores_the_known_classes_alone(tmp_path):
     keys = make_keys(12)
     schema = SignalSchema(dtype="float32", classes=2, known=(0, 3))
     write_cache(tmp_path / "cache", keys, {"t": schema})
@@ -88,9 +84,9 @@ def test_a_cache_stores_the_known_classes_alone(tmp_path: Any) -> None:
 # --------------------------------------------------------------------------- the bundle
 
 
-def classifier(classes: int, seed: int) -> tr.BertForSequenceClassification:
+def classifier(classes, seed):
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     sizes |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
     config = tr.BertConfig(vocab_size=20, intermediate_size=8, num_labels=classes, **sizes)
     model = tr.BertForSequenceClassification(config).eval()
@@ -99,12 +95,12 @@ def classifier(classes: int, seed: int) -> tr.BertForSequenceClassification:
     return model
 
 
-def views(*names: str) -> dict[str, Any]:
+def views(*names):
     ids = torch.randint(1, 20, (ROWS, 6), generator=torch.Generator().manual_seed(0))
     return dict.fromkeys(names, PaddedView(ids, torch.ones_like(ids)))
 
 
-def test_several_outputs_of_a_label_add_their_probabilities() -> None:
+def test_several_outputs_of_a_label_add_their_probabilities():
     """And a class that is none of the task's is left out of the distribution."""
     model = classifier(5, 0)
     maps = {
@@ -120,13 +116,12 @@ def test_several_outputs_of_a_label_add_their_probabilities() -> None:
     own = torch.stack([p[:, 3], p[:, 0] + p[:, 1]], 1)
     normalised = own / own.sum(1, keepdim=True)
     torch.testing.assert_close(torch.softmax(found["without"].logits, 1), normalised)
-    assert found["without"].classes is not None
     assert found["without"].classes.tolist() == [0, 2]
     assert torch.equal(found["without"].logits[:, 0], found["raw"].logits[:, 3]), "one: as it is"
 
 
 @pytest.mark.parametrize("name", ["kl", "logit_mse"])
-def test_an_unknown_class_moves_nothing(name: str) -> None:
+def test_an_unknown_class_moves_nothing(name):
     """Neither signals nor loss nor gradients of the known classes, bit for bit: the task has two
     classes more, before and between those that the teacher knows."""
     teacher = {"t": classifier(3, 1)}
@@ -161,20 +156,19 @@ def test_an_unknown_class_moves_nothing(name: str) -> None:
 # ------------------------------------------------------------------------------- losses
 
 
-def partial_pair() -> dict[str, Signals]:
+def partial_pair():
     return {
         "first": Signals(randn(ROWS, 2, seed=1), classes=torch.tensor([0, 2])),
         "second": Signals(randn(ROWS, 3, seed=2), classes=torch.tensor([1, 2, 3])),
     }
 
 
-def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
+def test_mixed_losses_are_each_over_the_classes_of_their_teacher():
     student, teachers = Signals(randn(ROWS, 4)), partial_pair()
     target = Router({"policy": "average", "mix": "losses"})(teachers, batch_of())
     found = term("kl", temperature=2.0)(Seen(student, batch_of(), teachers, target=target))
     wanted = torch.zeros(ROWS, dtype=torch.float64)
     for of in teachers.values():
-        assert of.classes is not None
         p = torch.softmax(of.logits.double() / 2, 1)
         q = torch.softmax(student.logits.double()[:, of.classes] / 2, 1)
         wanted += 4.0 * (p * (p / q).log()).sum(1) / 2
@@ -186,7 +180,7 @@ def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
     torch.testing.assert_close(found, sum(of_each) / 2)
 
 
-def test_with_many_labels_a_partial_teacher_is_refused() -> None:
+def test_with_many_labels_a_partial_teacher_is_refused():
     teachers = partial_pair()
     labels = torch.zeros(ROWS, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="any number of labels"):
@@ -198,7 +192,7 @@ def test_with_many_labels_a_partial_teacher_is_refused() -> None:
 # ------------------------------------------------------------------------------ policies
 
 
-def specialists(count: int, seed: int = 0) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
+def specialists(count, seed=0):
     """Each knows two classes. On texts of the other's it is as sure of one of its own; its energy
     is then lower, which no average of probabilities sees."""
     generator = torch.Generator().manual_seed(seed)
@@ -216,7 +210,7 @@ def specialists(count: int, seed: int = 0) -> tuple[dict[str, Signals], np.ndarr
     return signals, truth.numpy(), keys
 
 
-def test_the_gate_learns_whose_class_it_is() -> None:
+def test_the_gate_learns_whose_class_it_is():
     signals, truth, keys = specialists(400)
     found = compare(signals, truth, keys, LABELS)
     assert set(found.policies) == {"average, losses", "gate"} == set(candidates(partial=True))
@@ -229,7 +223,7 @@ def test_the_gate_learns_whose_class_it_is() -> None:
     assert first["c"] == first["d"] == 0.0, "it never predicts what it lacks"
 
 
-def test_rows_of_which_another_teacher_says_nothing() -> None:
+def test_rows_of_which_another_teacher_says_nothing():
     """The gate's target is over all classes there, or it is refused; never over those of a teacher
     of some, which a student's first ones would be compared with."""
     signals, truth, keys = specialists(400)
@@ -252,12 +246,12 @@ def test_rows_of_which_another_teacher_says_nothing() -> None:
             for name, of in some.items()
         }
         classes = {name: of.classes for name, of in some.items()}
-        wanted = knowing_average(log_probs, classes, 4)  # type: ignore[arg-type]
+        wanted = knowing_average(log_probs, classes, 4)
         torch.testing.assert_close(target.logits[~says], wanted[~says])
         assert not target.weights[2, ~says].any() and target.weights[2, says].all()
 
 
-def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
+def test_the_average_is_over_the_teachers_that_know_a_class():
     p = {"x": torch.tensor([[0.2, 0.8]]), "y": torch.tensor([[0.6, 0.3, 0.1]])}
     classes = {"x": torch.tensor([0, 2])}
     found = knowing_average({name: of.log() for name, of in p.items()}, classes, 3).exp()
@@ -265,7 +259,7 @@ def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
     torch.testing.assert_close(found, wanted / wanted.sum())
 
 
-def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:
+def test_what_is_fitted_of_partial_teachers(tmp_path):
     """A temperature is fitted on examples whose class a teacher knows; the table counts the others
     as wrong; the file keeps the classes, and other teachers are refused."""
     signals, truth, keys = specialists(200)
@@ -279,7 +273,6 @@ def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:
     fitted.save(tmp_path / "routing.safetensors")
     again = load_fitted(tmp_path / "routing.safetensors")
     answers = [Router("gate", fitted=f)(signals, batch_of(200)) for f in (fitted, again)]
-    assert answers[0].logits is not None and answers[1].logits is not None
     assert torch.equal(answers[0].logits, answers[1].logits)
     assert torch.isfinite(answers[0].logits).all()
     assert answers[0].weights.sum(0).sub(1).abs().max() < 1e-5
@@ -292,7 +285,7 @@ def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:
         fit(signals, truth, keys, [*LABELS, "e"])
 
 
-def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
+def test_policies_that_would_mix_unlike_distributions_are_refused():
     signals, truth, keys = specialists(60)
     fitted = fit(signals, truth, keys, LABELS)
     allowed = []
@@ -322,12 +315,12 @@ def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
 # -------------------------------------------------------------------------------- doubt
 
 
-def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
+def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone():
     """It takes the texts of a large class, which it lacks, for one of its own."""
     labels = np.repeat([0, 1, 2, -1], [20, 20, 200, 10])
     logits = np.full((250, 3), -1e30, dtype=np.float32)
     logits[:, :2] = np.eye(2)[np.where(labels == 1, 1, 0)]
-    kind = SingleLabelKind(SingleLabel(type="single-label", data={"path": "x"}), ["a", "b", "c"])  # type: ignore[arg-type]
+    kind = SingleLabelKind(SingleLabel(type="single-label", data={"path": "x"}), ["a", "b", "c"])
     keys = torch.from_numpy(content_keys([str(number) for number in range(250)]))
     examples = Units.plain(keys, labels)
     assert kind.label_doubt(logits, examples) is not None
@@ -339,14 +332,12 @@ def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
 # -------------------------------------------------------------------------------- notes
 
 
-def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(
-    toy_settings: dict[str, Any], tmp_path: Any
-) -> None:
+def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(toy_settings, tmp_path):
     """Through a teacher that shares a label with both, all are compared; so are they by labels."""
-    losses: dict[str, Any] = {"kl": {}}
+    losses = {"kl": {}}
     average = {"policy": "average", "mix": "losses"}
 
-    def notes(known: dict[str, list[str]], losses: Any, routing: Any) -> list[str]:
+    def notes(known, losses, routing):
         teachers = {
             name: {"model": "m", "labels": {label: label for label in of}}
             for name, of in known.items()
@@ -369,7 +360,7 @@ def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(
 
 
 ALL_NAMES, CLASSES, SOME = ("a", "b", "c"), 3, 5
-READ: tuple[dict[str, Any], ...] = (
+READ = (
     {"cross_entropy": {}, "kl": {"temperature": 2.0}, "teacher_cross_entropy": {}},
     {"kl": {"divergence": "reverse_kl", "tolerance": 0.01}, "logit_mse": {}},
     {"kl": {"divergence": "js"}},
@@ -384,7 +375,7 @@ SAYS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("silent")
     make_tiny_bert(folder, toy_vocabulary())
     model = tr.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=CLASSES)
@@ -392,7 +383,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def fitted_teachers() -> dict[bool, Any]:
+def fitted_teachers():
     """On some other rows; of one label each, and of any number."""
     words = {name: Signals(randn(60, CLASSES, seed=at)) for at, name in enumerate(ALL_NAMES)}
     truth, keys = np.arange(60) % CLASSES, torch.as_tensor(make_keys(60))
@@ -403,9 +394,7 @@ def fitted_teachers() -> dict[bool, Any]:
     }
 
 
-def loss_of(
-    model: Any, router: Router | None, terms: dict[str, Any], batch: Batch
-) -> list[torch.Tensor]:
+def loss_of(model, router, terms, batch):
     """Loss, and the gradient of each of the student's weights."""
     model.zero_grad()
     bundle = Bundle(model, {}, build_terms(losses_of(terms), TermInputs()), router)
@@ -417,9 +406,7 @@ def loss_of(
 @pytest.mark.parametrize("many", [False, True], ids=["", "many labels"])
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
 @pytest.mark.parametrize("policy", [None, *sorted(POLICIES.keys() - {"chosen"})])
-def test_what_a_silent_teacher_holds_moves_nothing(
-    policy: str | None, says: str, many: bool, model: Any, fitted_teachers: dict[bool, Any]
-) -> None:
+def test_what_a_silent_teacher_holds_moves_nothing(policy, says, many, model, fitted_teachers):
     """NaN, -inf or any other number: the loss and its gradients are those of zeros, and those of
     the rows alone of which somebody says something."""
     names = ALL_NAMES if policy else ALL_NAMES[1:2]
@@ -432,7 +419,7 @@ def test_what_a_silent_teacher_holds_moves_nothing(
         labels = torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [-100] * 3, [1, 1, 1]])
     router = policy and Router(policy, temperature=2.0, fitted=fitted_teachers[many])
 
-    def batch(rows: torch.Tensor, held: float) -> Batch:
+    def batch(rows, held):
         signals = {
             name: Signals(
                 randn(SOME, CLASSES, seed=9 + at).masked_fill(~reported[name][:, None], held)[rows],
@@ -443,7 +430,7 @@ def test_what_a_silent_teacher_holds_moves_nothing(
         view, named = PaddedView(ids[rows], torch.ones(len(rows), 6).long()), ["b", None, "c"]
         teachers = [named[row % 3] for row in rows.tolist()]
         views = {"student": view}
-        made: dict[str, Any] = {"keys": keys[rows], "signals": signals, "teacher_names": teachers}
+        made = {"keys": keys[rows], "signals": signals, "teacher_names": teachers}
         return Batch.from_views(views, labels[rows], **made)
 
     every, taught = torch.arange(SOME), torch.stack([*reported.values()]).any(dim=0)

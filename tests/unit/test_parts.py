@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -30,9 +29,9 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.policies import POLICIES, Policy, candidates
 from ds_distill.recipe.tasks import TASKS, Data, SingleLabel
 from ds_distill.recipe.terms import TERMS
-from ds_distill.routing import Asked, Target
+from ds_distill.routing import Target
 
-TABLES: dict[str, dict[str, Any]] = {
+TABLES = {
     "phase": PHASES,
     "term": TERMS,
     "policy": POLICIES,
@@ -73,13 +72,13 @@ def test_the_documents_name_every_part():
 # ------------------------------------------------------------------- a part is its class alone
 
 
-def uniform(seen: Asked) -> Target:
+def uniform(seen):
     logits = next(iter(seen.teachers.values())).logits.float()
     return Target(torch.zeros_like(logits), torch.ones(len(seen.teachers), len(logits)))
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module(monkeypatch):
     """A module of somebody's, that parts can name."""
     made = ModuleType("somebodys_parts")
     monkeypatch.setitem(sys.modules, made.__name__, made)
@@ -88,7 +87,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_policy_that_changes_a_lone_teachers_target_is_not_skipped(module, parts_as_before):
     """Its class says nothing of lone teachers: what is forgotten must not skip it."""
-    module.uniform = uniform  # type: ignore[attr-defined]
+    module.uniform = uniform
 
     class Uniform(Routing):
         """All classes alike, whatever the teachers predict."""
@@ -114,10 +113,10 @@ def test_a_metric_is_its_class_alone(parts_as_before):
         name = title = "half"
         over = reported = ("classes",)
 
-        def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        def counts(self, predictions):
             return np.ones((len(predictions), 1))
 
-        def score(self, sums: np.ndarray) -> np.ndarray:
+        def score(self, sums):
             return sums[..., 0] / 2
 
     predictions = ClassPredictions(np.eye(3)[:2], np.array([0, 1]))
@@ -129,13 +128,13 @@ def test_a_metric_is_its_class_alone(parts_as_before):
 
 
 def test_a_source_is_its_class_alone(module, parts_as_before):
-    module.opened = lambda task, folder, progress: task.data.path  # type: ignore[attr-defined]
+    module.opened = lambda task, folder, progress: task.data.path
 
     class Rows(DataSource):
         part_name, runs = "rows", "somebodys_parts:opened"
 
         @classmethod
-        def recognises(cls, path: str) -> bool:
+        def recognises(cls, path):
             return path.startswith("rows:")
 
     assert open_source(SingleLabel(data=Data(path="rows:a"))) == "rows:a"
@@ -154,7 +153,7 @@ def test_what_a_part_runs_that_is_not_there_is_the_parts_mistake(monkeypatch):
 
 
 @pytest.fixture
-def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list[str]]:
+def mistakes(tmp_path, toy_settings):
     """What is wrong with the toy recipe under overrides."""
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
@@ -230,11 +229,11 @@ BAD = {
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch, parts_as_before) -> Callable[[str], str]:
+def package(tmp_path, monkeypatch, parts_as_before):
     """Writes a module, and gives its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def write(code: str) -> str:
+    def write(code):
         name = f"parts_{len(list(tmp_path.glob('parts_*')))}_{tmp_path.name}".replace("-", "_")
         (tmp_path / f"{name}.py").write_text(PACKAGE + code, encoding="utf-8")
         return name

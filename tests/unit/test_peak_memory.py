@@ -12,7 +12,7 @@ from ds_distill.process.peak_memory import PeakMemory, forget_resident_peak, res
 MIB = 2**20
 
 
-def held(mebibytes: int) -> None:
+def held(mebibytes):
     np.ones(mebibytes * MIB, dtype=np.uint8).sum()  # given back at once
 
 

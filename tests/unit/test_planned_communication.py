@@ -1,7 +1,5 @@
 """What a step sends, and how long: by hand, and what must hold for any model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,12 +18,12 @@ GROUPS, FROZEN = [[60, 41], [7]], [9]
 TEACHERS = {"one": [10, 5], "two": [100]}
 
 
-def sent(stage: int, micro_steps: int = 3, passes: int = 1, **changes: int) -> list[Sent]:
+def sent(stage, micro_steps=3, passes=1, **changes):
     zero = Zero(stage, 2, 4, **changes)
     return sent_in_training(GROUPS, FROZEN, TEACHERS, zero, micro_steps, passes)
 
 
-def test_each_stage_by_hand() -> None:
+def test_each_stage_by_hand():
     """108 weights of 4 bytes on two ranks; groups are padded to multiples of 4, weights of 2."""
     reduced = Sent("all_reduce", 432, 1)
     assert sent(0) == [reduced]
@@ -43,13 +41,13 @@ def test_each_stage_by_hand() -> None:
     assert apart[1].bytes == 3 * 4 * (own + own - 20)
 
 
-def test_one_rank_sends_nothing() -> None:
+def test_one_rank_sends_nothing():
     for stage in range(4):
         assert sent_in_training(GROUPS, FROZEN, TEACHERS, Zero(stage, 1, 2), 4, 4) == []
     assert sent_by_teachers(TEACHERS, Zero(2, 8, 2), 1) == []
 
 
-def test_a_ring_by_hand() -> None:
+def test_a_ring_by_hand():
     """1 GB on 64 H100: within each machine 70% of 450 GB/s, between machines of 8 cards
     of 50."""
     device = replace(GPUS["h100"], link_latency=0.0, network_latency=0.0, launch=0.0)
@@ -68,7 +66,7 @@ def test_a_ring_by_hand() -> None:
     assert communication_seconds(scattered, 8, device) == pytest.approx(7 / 8 / 315)
 
 
-def test_live_teachers_run_once_a_step_at_stage_3() -> None:
+def test_live_teachers_run_once_a_step_at_stage_3():
     assert micro_batches_together(1, 4, 8, 128) == 8
     assert micro_batches_together(1, 64, 8, 128) == 2  # of 16,384 tokens at most
     assert micro_batches_together(3, 4, 8, 128) == 8
@@ -87,20 +85,18 @@ def test_live_teachers_run_once_a_step_at_stage_3() -> None:
         (1, 64, 8, 1, 0.25),  # a part of a step
     ],
 )
-def test_how_many_steps_are_read_at_once(
-    stage: int, micro_batch: int, micro_steps: int, signals: int, steps: float
-) -> None:
+def test_how_many_steps_are_read_at_once(stage, micro_batch, micro_steps, signals, steps):
     found = micro_batches_together(stage, micro_batch, micro_steps, 128, signals, packs=True)
     assert found == steps * micro_steps
     padded = micro_batches_together(stage, micro_batch, micro_steps, 128, signals)
     assert padded == (found if stage == 3 else min(found, micro_steps))
 
 
-def test_what_is_whole_at_a_time_is_bounded() -> None:
+def test_what_is_whole_at_a_time_is_bounded():
     """Three layers and the weight that passes that; a config's bound wins."""
     layers = [[1000, 10] for _ in range(24)]
     teachers = {"one": [20_000, *(numel for layer in layers for numel in layer)]}
-    config: dict[str, dict[str, int]] = {"zero_optimization": {"stage": 3}}
+    config = {"zero_optimization": {"stage": 3}}
     for largest, expected in ((20_000, 20_000 + 3 * 1010), (500, 1000 + 3 * 1010)):
         teachers["one"][0] = largest
         zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)

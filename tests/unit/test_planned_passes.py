@@ -1,10 +1,7 @@
 """What a pass is planned to cost, against the same pass on a CPU: operations exactly, memory within
 15%."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +13,9 @@ from ds_distill.planning.activations import Shape
 from ds_distill.planning.models import cost, planned_model, shipped_configs
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
-from ds_distill.views import PaddedView
 
 
-def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
+def measured_peak(model, view, trains):
     return allocated_peak(lambda: run(model, view, trains))
 
 

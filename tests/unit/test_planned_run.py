@@ -1,20 +1,16 @@
 """What a run on GPUs is planned to hold: the warning before it starts, and its results."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from ds_distill.files import write_json
-from ds_distill.planning.gpus import GPUS, Device
+from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.memory import planned_device, planned_memory
 
@@ -32,10 +28,10 @@ def recipe(tmp_path, toy_settings):
     return load_recipe(file)
 
 
-def notes(recipe: Recipe, device: Device, folder: Path) -> tuple[list[str], list[int]]:
+def notes(recipe, device, folder):
     """What is told of a plan, and the planned bytes of each training."""
-    told: list[str] = []
-    log: Any = SimpleNamespace(info=told.append)
+    told = []
+    log = SimpleNamespace(info=told.append)
     planned = planned_memory(recipe, RunFolder(folder), device, 1, log)
     return told, list(planned.values())
 
@@ -57,7 +53,7 @@ def test_what_cannot_be_planned_is_trained_all_the_same(recipe, tmp_path, monkey
     [note], _ = notes(missing, GPUS["l4"], tmp_path)
     assert note.startswith("Note: there is no plan.")
 
-    def fails(self: Planner) -> None:
+    def fails(self):
         raise NotImplementedError("no meta kernel")
 
     monkeypatch.setattr(Planner, "plan", fails)
@@ -66,5 +62,5 @@ def test_what_cannot_be_planned_is_trained_all_the_same(recipe, tmp_path, monkey
 
 
 def test_a_cpu_run_has_no_plan():
-    world: Any = SimpleNamespace(device=torch.device("cpu"))
+    world = SimpleNamespace(device=torch.device("cpu"))
     assert planned_device(world) is None

@@ -1,13 +1,10 @@
 """The plan of a recipe: what it counts, says and refuses."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from kinds import jsonl
@@ -22,7 +19,7 @@ from ds_distill.planning.caches import example_bytes
 from ds_distill.planning.gpus import GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, inference_states, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
-from ds_distill.planning.plan import Choice, Placement, Plan
+from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.table import plan_text
@@ -34,8 +31,8 @@ from ds_distill.recipe.tasks import Data, MaskedLM
 BERT = "google/bert_uncased_L-4_H-256_A-4"
 TINY = "google/bert_uncased_L-2_H-128_A-2"
 LARGER = {"model": str(shipped_configs()[BERT])}
-CLASSES: dict[str, Any] = {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32}
-MASKED: dict[str, Any] = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+CLASSES = {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32}
+MASKED = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
 NUMBERED = MASKED | {"masking": {"variants": 2}}
 TRACED = models._traced
 STUDENT, TEACHER = 4_386_307, 11_171_587  # weights, with heads of three classes
@@ -55,7 +52,7 @@ def traced(monkeypatch, _no_data):
     monkeypatch.setattr(models, "_traced", TRACED)
 
 
-def recipe_file(folder: Path, **changes: Any) -> Path:
+def recipe_file(folder, **changes):
     """Two live teachers and a student, of configurations that come with ds_distill."""
     data = {
         "task": CLASSES,
@@ -72,23 +69,21 @@ def recipe_file(folder: Path, **changes: Any) -> Path:
     return written(data, folder, "mine")
 
 
-def planned(folder: Path, *overrides: str, gpus: int = 4, gpu: str = "l4", **changes: Any) -> Plan:
+def planned(folder, *overrides, gpus=4, gpu="l4", **changes):
     recipe = load_recipe(recipe_file(folder, **changes), overrides)
     return Planner(recipe, find_device(gpu, gpus), gpus).plan()
 
 
-def distilled(losses: Any, *before: Any, task: Any = MASKED, **more: Any) -> dict[str, Any]:
+def distilled(losses, *before, task=MASKED, **more):
     """What a recipe has of one teacher and one distillation."""
     phases = [*before, {"distil": {"losses": losses, **more}}]
     return {"task": task, "teachers": {"one": LARGER}, "phases": phases}
 
 
-def both_ways(plan: Plan) -> tuple[Placement, Placement]:
+def both_ways(plan):
     """The chosen placement with live and with cached teachers."""
     [job] = plan.jobs
-    live, cached = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
-    assert live is not None and cached is not None
-    return live, cached
+    return [job.placement(kind, job.chosen.choice) for kind in ("live", "cached")]
 
 
 def test_a_slow_rate_is_not_0():
@@ -136,7 +131,7 @@ def test_steps_are_of_the_examples_that_a_phase_trains_on(tmp_path, chooses, exa
 def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path):
     sizes = ["task.max_length=512", "deepspeed=zero0_bf16"]
 
-    def chosen(size: int) -> Placement:
+    def chosen(size):
         batch = f"training.batch_size={size}"
         return planned(tmp_path, *sizes, batch, gpus=1, gpu="t4").jobs[0].chosen
 
@@ -173,7 +168,7 @@ def test_a_row_of_a_codec_takes_what_was_measured():
     enough."""
     task, config = MaskedLM(data=Data(path="x")), AutoConfig.for_model("bert")
 
-    def row_bytes(rows: float, **codec: Any) -> float:
+    def row_bytes(rows, **codec):
         return example_bytes(Cache(splits="train", codec=codec), task, config, None, rows)
 
     results = Path(__file__).parents[1] / "results" / "codecs.json"
@@ -196,7 +191,7 @@ def test_a_row_of_a_codec_takes_what_was_measured():
 def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path):
     """Of one micro-batch its logits in fp32, and states of all micro-batches."""
 
-    def of(micro_batch: int) -> Placement:
+    def of(micro_batch):
         cache = {"cache": {"splits": "train", "hidden": [-1]}}
         losses = {"kl": {}, "hidden_mse": {}}
         parts = distilled(losses, cache, task=NUMBERED, teachers="cached")
@@ -209,7 +204,7 @@ def test_what_is_decoded_of_a_cache_is_in_the_plan(tmp_path):
 
 
 GROWS = {"expand-vocabulary": {"size": 31000, "save_as": "grown"}}
-UNCACHEABLE: dict[str, tuple[dict[str, Any], str]] = {
+UNCACHEABLE = {
     "mask variants that are not numbered": (distilled({"kl": {}}), "task.masking.variants"),
     "every token": (distilled({"kl": {"rows": "tokens"}}, task=NUMBERED), "what no cache"),
     "layers by the teachers' depths": (
@@ -283,7 +278,7 @@ def test_large_logits_are_in_the_plan(tmp_path, traced):
     assert cached.head > rows * 30522 * 4
 
 
-def teacher_peak(examples: int) -> int:
+def teacher_peak(examples):
     """Of its four layers; see `untraced`."""
     return 4 * 10**6 * examples
 
@@ -293,14 +288,12 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path, padding):
     """Beside a teacher: its states and the inputs of its attention, until the loss; of the steps
     that it reads at once, where nothing is padded."""
 
-    def of(losses: dict[str, Any]) -> Placement:
+    def of(losses):
         overrides = "training.batch_size=256", f"padding={padding}"
         [job] = planned(tmp_path, *overrides, **distilled(losses)).jobs
-        found = job.placement("live", Choice(0, "live", False))
-        assert found is not None
-        return found
+        return job.placement("live", Choice(0, "live", False))
 
-    losses: dict[str, Any] = {"kl": {}, "hidden_mse": {"rows": "tokens"}}
+    losses = {"kl": {}, "hidden_mse": {"rows": "tokens"}}
     more = {"attention_kl": {"layers": {1: 2}}, "relation_kl": {"layers": {1: 2, 2: 4}}}
     alone, beside, examples = of(losses), of({**losses, **more}), 256 // 4
     # Of layers 2 and 4 queries, keys and values, in bf16.
@@ -322,7 +315,7 @@ def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path):
     parts["teachers"] = {"one": {"model": str(shipped_configs()[TINY])}}
     [job] = planned(tmp_path, "training.batch_size=256", "padding=always", **parts).jobs
     found = [job.placement("live", Choice(0, "live", again)) for again in (False, True)]
-    plain, again = (one.activations for one in found if one is not None)
+    plain, again = (one.activations for one in found)
     assert again - plain == 64 * 64 * 3 * 128 * 2
 
 
@@ -359,7 +352,6 @@ def test_checkpointing_takes_less_memory_and_more_time(tmp_path, traced):
     assert not job.chosen.choice.checkpointing
     more = job.placement("cached", job.chosen.choice)
     less = job.placement("cached", replace(job.chosen.choice, checkpointing=True))
-    assert more is not None and less is not None
     assert less.activations < 0.8 * more.activations and less.step.student > more.step.student
     [job] = planned(tmp_path, "training.activation_checkpointing=true").jobs
     assert job.chosen.choice.checkpointing
@@ -368,7 +360,7 @@ def test_checkpointing_takes_less_memory_and_more_time(tmp_path, traced):
         planned(tmp_path, "training.activation_checkpointing=true", student=albert)
 
 
-def passes(folder: Path, *overrides: str, **parts: Any) -> float:
+def passes(folder, *overrides, **parts):
     """How many of a live teacher's passes a cache costs."""
     [pays] = planned(folder, "deepspeed=zero1_bf16", *overrides, **parts).break_even
     assert pays.in_recipe == 2
@@ -408,7 +400,7 @@ def test_weights_that_rest_are_groups_of_their_own(tmp_path):
     parts["teachers"] = dict.fromkeys(("one", "two"), LARGER)
     [job] = planned(tmp_path, "deepspeed=zero1_fp32", gpus=3, **parts).jobs
     model = planned_model("tiny", str(shipped_configs()[TINY]), classes=3).build()
-    numels: Counter[tuple[bool, str]] = Counter({(True, "projections"): 2 * 128 * 256})
+    numels = Counter({(True, "projections"): 2 * 128 * 256})
     for name, weight in model.named_parameters():
         part = "head" if name.startswith(("bert.pooler", "classifier")) else "encoder"
         numels[weight.ndim > 1, part] += weight.numel()

@@ -1,13 +1,10 @@
 """Predicting with a student: as transformers' pipeline does, for texts and for files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -35,7 +32,7 @@ LENGTH = 16
 """Tokens; half of the texts are longer."""
 
 
-def save(folder: Path, **config: Any) -> Path:
+def save(folder, **config):
     make_tiny_bert(folder, toy_vocabulary())
     settings = {**BertConfig.from_pretrained(folder).to_dict(), "initializer_range": 0.9, **config}
     settings |= {"id2label": dict(enumerate(LABELS)), "label2id": None}
@@ -49,28 +46,28 @@ def save(folder: Path, **config: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return save(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many(tmp_path_factory):
     return save(tmp_path_factory.mktemp("many"), problem_type="multi_label_classification")
 
 
-def from_file(model: Path, file: Path, **options: Any) -> tuple[list[Any], list[str]]:
+def from_file(model, file, **options):
     output, sentences = io.StringIO(), list[str]()
     predict_file(model, file, output, progress=sentences.append, **options)
     return list(map(json.loads, output.getvalue().splitlines())), sentences
 
 
-def of_rows(model: Path, folder: Path, *rows: dict[str, Any], **options: Any) -> Any:
+def of_rows(model, folder, *rows, **options):
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return from_file(model, file, **options)
 
 
-def check_same(found: Any, expected: Any) -> None:
+def check_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one["predicted"] == other["predicted"]
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
@@ -83,9 +80,7 @@ def check_same(found: Any, expected: Any) -> None:
     ("kind", "pairs", "batch_size"),
     [("model", False, 7), ("model", False, 100), ("model", True, 32), ("many", False, 32)],
 )
-def test_probabilities_are_those_of_transformers_pipeline(
-    kind: str, pairs: bool, batch_size: int, request: pytest.FixtureRequest
-) -> None:
+def test_probabilities_are_those_of_transformers_pipeline(kind, pairs, batch_size, request):
     folder = request.getfixturevalue(kind)
     given = [(text, TEXTS[0]) for text in TEXTS] if pairs else TEXTS
     asked = [{"text": one, "text_pair": other} for one, other in given] if pairs else TEXTS
@@ -101,7 +96,7 @@ def test_probabilities_are_those_of_transformers_pipeline(
 
 
 @pytest.mark.parametrize("setting", [{"padding_side": "left"}, {"pad_token": None}])
-def test_texts_are_padded_as_in_training(setting: dict[str, Any], tmp_path: Path) -> None:
+def test_texts_are_padded_as_in_training(setting, tmp_path):
     """On the right, and with id 0 where the tokenizer has no token for it. A student of a tokenizer
     that pads on the left was evaluated well, and answered otherwise beside longer texts."""
     folder = save(tmp_path)
@@ -111,12 +106,12 @@ def test_texts_are_padded_as_in_training(setting: dict[str, Any], tmp_path: Path
     check_same(predict(folder, TEXTS), expected)
 
 
-def change_tokenizer(folder: Path, setting: dict[str, Any]) -> None:
+def change_tokenizer(folder, setting):
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
 
 
-def test_a_model_of_one_output_predicts_a_number(tmp_path: Path) -> None:
+def test_a_model_of_one_output_predicts_a_number(tmp_path):
     """As many cross-encoders are published, without a `problem_type`."""
     folder = save(tmp_path)
     config = BertConfig.from_pretrained(folder, num_labels=1)
@@ -126,7 +121,7 @@ def test_a_model_of_one_output_predicts_a_number(tmp_path: Path) -> None:
     assert len({one["predicted"] for one in found}) == 5
 
 
-def test_texts_that_are_cut_are_counted(model: Path) -> None:
+def test_texts_that_are_cut_are_counted(model):
     classifier, tokenizer = load_predictor(model), AutoTokenizer.from_pretrained(model)
     pairs = [(TEXTS[0][:12], text[:30]) for text in TEXTS]
     expected = 0
@@ -143,9 +138,7 @@ def test_texts_that_are_cut_are_counted(model: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "txt", "jsonl.gz", "stdin", "lines"])
-def test_a_file_of_each_kind(
-    model: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_each_kind(model, tmp_path, ending, monkeypatch):
     file = tmp_path / f"texts.{ending}"
     rows = [{"text": text, "id": str(number)} for number, text in enumerate(TEXTS)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -167,7 +160,7 @@ def test_a_file_of_each_kind(
     assert sentences[-1].startswith("40 texts in ") and "were cut at 16 tokens" in sentences[-1]
 
 
-def test_what_a_row_has_stays_and_what_is_replaced_is_told(model: Path, tmp_path: Path) -> None:
+def test_what_a_row_has_stays_and_what_is_replaced_is_told(model, tmp_path):
     row = {"text_a": TEXTS[0], "text_b": TEXTS[1], "label": "food"}
     found, told = of_rows(model, tmp_path, row)
     check_same(found, predict(model, [(TEXTS[0], TEXTS[1])]))
@@ -183,9 +176,7 @@ def test_what_a_row_has_stays_and_what_is_replaced_is_told(model: Path, tmp_path
     assert told[0] == f"Note: what {file} has as predicted is replaced"
 
 
-def test_what_a_line_says_is_the_row_whatever_a_terminal_makes_of_it(
-    model: Path, tmp_path: Path
-) -> None:
+def test_what_a_line_says_is_the_row_whatever_a_terminal_makes_of_it(model, tmp_path):
     file, output = tmp_path / "texts.jsonl", io.StringIO()
     row = {"text": "a", "id": "\x1b[31m \x9b \u202e \ud83d", "more": float("nan")}
     file.write_text(json.dumps(row))
@@ -202,9 +193,7 @@ def test_what_a_line_says_is_the_row_whatever_a_terminal_makes_of_it(
         ({"text": "body"}, {"text": TEXTS[0]}),
     ],
 )
-def test_the_runs_own_files_have_the_columns_of_its_recipe(
-    tmp_path: Path, columns: dict[str, str], row: dict[str, str]
-) -> None:
+def test_the_runs_own_files_have_the_columns_of_its_recipe(tmp_path, columns, row):
     """Others those that are read by default."""
     folder = save(tmp_path / "student")
     keep_settings(folder, SingleLabel(data={"path": ".", "columns": columns}, max_length=LENGTH))
@@ -214,7 +203,7 @@ def test_the_runs_own_files_have_the_columns_of_its_recipe(
 
 
 @pytest.mark.parametrize("damage", [3, {"a": 3}, {"a": {"columns": [["text"], [3], []]}}])
-def test_settings_that_are_none_are_left_out(tmp_path: Path, damage: Any) -> None:
+def test_settings_that_are_none_are_left_out(tmp_path, damage):
     folder = save(tmp_path / "student", task_specific_params=damage)
     assert {len(names) for names in load_predictor(folder).columns} == {1, 2}
     assert load_predictor(folder).columns[-2:] == (("text",), ("text_a", "text_b"))
@@ -224,7 +213,7 @@ def test_settings_that_are_none_are_left_out(tmp_path: Path, damage: Any) -> Non
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]) -> Path:
+def answers(tmp_path_factory, tiny_models):
     """A model for questions, in windows of 32 tokens. Its scores are of like size."""
     folder = tmp_path_factory.mktemp("answers")
     torch.manual_seed(0)
@@ -235,7 +224,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Pat
     return folder
 
 
-def test_answers_are_the_best_spans_of_the_context(answers: Path) -> None:
+def test_answers_are_the_best_spans_of_the_context(answers):
     """Of all spans, one after the other, where a context fits a window."""
     model = AutoModelForQuestionAnswering.from_pretrained(answers)
     tokenizer = AutoTokenizer.from_pretrained(answers)
@@ -268,7 +257,7 @@ def test_answers_are_the_best_spans_of_the_context(answers: Path) -> None:
     assert list(predict(answers, [])) == []
 
 
-def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
+def test_files_of_questions(answers, model, tmp_path):
     right = [{"text": "saw", "start": 3}]
     asked = {"question": "we saw", "context": TEXTS[0], "id": 3, "answers": right}
     [row], sentences = of_rows(answers, tmp_path, asked)
@@ -299,21 +288,21 @@ def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
         (r'{"text": "a \ud83d b"}', r"texts\.jsonl:1: 'text' holds half of a surrogate pair"),
     ],
 )
-def test_rows_that_cannot_be_read(model: Path, tmp_path: Path, content: str, message: str) -> None:
+def test_rows_that_cannot_be_read(model, tmp_path, content, message):
     file = tmp_path / "texts.jsonl"
     file.write_text(content)
     with pytest.raises(UserError, match=message):
         from_file(model, file)
 
 
-def nan_weights(folder: Path) -> None:
+def nan_weights(folder):
     """They predicted the first label, with probabilities of NaN."""
     weights = load_file(folder / "model.safetensors")
     weights["classifier.weight"][1, 0] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def an_id_beyond_the_embeddings(folder: Path) -> None:
+def an_id_beyond_the_embeddings(folder):
     """No more tokens than embeddings: the model ended in an IndexError."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"][TOY_FILLERS[0]] = 5000
@@ -331,16 +320,14 @@ def an_id_beyond_the_embeddings(folder: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_model_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
+def test_a_damaged_model_is_refused(damage, message, tmp_path):
     folder = save(tmp_path / "model")
     damage(folder)
     with pytest.raises(UserError, match=message):
         list(predict(folder, TEXTS))
 
 
-def test_what_is_no_classifier_is_refused(
-    model: Path, tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_what_is_no_classifier_is_refused(model, tmp_path, tiny_models):
     with pytest.raises(UserError, match="some texts are pairs"):
         list(predict(model, [(TEXTS[0], TEXTS[1]), "a text"]))
     (tmp_path / "run").mkdir()

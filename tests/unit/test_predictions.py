@@ -1,7 +1,5 @@
 """Teachers whose predictions are in a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -26,7 +24,7 @@ from ds_distill.cache.reader import CacheReader, describe
 from ds_distill.check.check import check_all
 from ds_distill.cli import app
 from ds_distill.data.open_source import open_source
-from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
+from ds_distill.data.predictions import LEAST, open_predictions
 from ds_distill.errors import UserError
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
@@ -40,9 +38,7 @@ LABELS = ["no", "yes", "so"]
 TEXTS = ["first text", "second, with a comma", "third text", "fourth text"]
 
 
-def opened(
-    file: Path, kind: str = "single-label", texts: Any = "text", **columns: str
-) -> FilePredictions:
+def opened(file, kind="single-label", texts="text", **columns):
     """A file's predictions of a task whose data lie beside it."""
     data = file.parent / f"{file.name}.data"
     data.mkdir(exist_ok=True)
@@ -50,7 +46,7 @@ def opened(
     row = {"text": "a", "text_b": "b"} if "text_b" in columns else {"text": "a"}
     rows = [{**row, "label": label}, {**row, "label": label}]
     (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {"type": kind, "data": {"path": str(data), "columns": columns}}
+    settings = {"type": kind, "data": {"path": str(data), "columns": columns}}
     if kind != "regression":
         settings["labels"] = LABELS
     task = TASKS[kind].model_validate(settings)
@@ -60,14 +56,14 @@ def opened(
 TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
 
 
-def words_task(folder: Path, rows: list[dict[str, Any]], **columns: str) -> Any:
+def words_task(folder, rows, **columns):
     (folder / "data").mkdir(exist_ok=True)
     written(folder / "data" / "train.jsonl", rows)
     data = {"path": str(folder / "data"), "columns": columns}
     return TASKS["token-classification"].model_validate({"data": data, "labels": TAGS})
 
 
-def opened_words(folder: Path, lines: list[dict[str, Any]], **columns: str) -> FilePredictions:
+def opened_words(folder, lines, **columns):
     """What a file says of the words of two texts, which have ids."""
     rows = [
         {"tokens": ["a", "cat"], "tags": ["O", "B-animal"], "key": 1},
@@ -78,12 +74,12 @@ def opened_words(folder: Path, lines: list[dict[str, Any]], **columns: str) -> F
     return open_predictions(written(folder / "said.jsonl", lines), source, ["train"])
 
 
-def written(file: Path, rows: list[dict[str, Any]]) -> Path:
+def written(file, rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
 
-def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
+def logits_of(file, *texts):
     """In the order of the texts; None of one that is not there."""
     found = file.find(content_keys(list(texts)))
     return [None if at < 0 else file.logits[file.first[at]].tolist() for at in found]
@@ -91,13 +87,11 @@ def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
 
 # ----------------------------------------------------------------------------------- what is read
 
-FORMS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("predictions.yaml").read_text(encoding="utf-8")
-)
+FORMS = yaml.safe_load(Path(__file__).with_name("predictions.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_read_whatever_the_order(form: str, tmp_path: Path) -> None:
+def test_each_form_is_read_whatever_the_order(form, tmp_path):
     """A row that stands twice is one."""
     case = FORMS[form]
     rows = [{"text": text, **row} for text, row in zip(TEXTS, case["rows"], strict=False)]
@@ -108,13 +102,7 @@ def test_each_form_is_read_whatever_the_order(form: str, tmp_path: Path) -> None
     check_says(found, case["says"], as_they_are=form.startswith("logits"), kind=kind)
 
 
-def check_says(
-    found: FilePredictions,
-    says: list[Any],
-    *,
-    kind: str = "single-label",
-    as_they_are: bool = False,
-) -> None:
+def check_says(found, says, *, kind="single-label", as_they_are=False):
     """Of each text the probabilities of the labels, or logits as they are."""
     shares = {"single-label": lambda of: torch.softmax(of, 0), "multi-label": torch.sigmoid}
     share = (lambda of: of) if as_they_are else shares.get(kind, lambda of: of)
@@ -125,7 +113,7 @@ def check_says(
             assert given == pytest.approx(theirs, rel=1e-4, abs=LEAST / 10)
 
 
-def test_cells_of_a_table(tmp_path: Path) -> None:
+def test_cells_of_a_table(tmp_path):
     file = tmp_path / "said.csv"
     file.write_text(f'text,predicted,confidence\n{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\nthird,,\n')
     check_says(opened(file), [[0.1, 0.1, 0.8], [1, LEAST, LEAST], None, None])
@@ -136,9 +124,7 @@ def test_cells_of_a_table(tmp_path: Path) -> None:
     check_says(opened(file, "multi-label"), both, kind="multi-label")
 
 
-def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
-    tmp_path: Path,
-) -> None:
+def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(tmp_path):
     objects = [{"no": 0.5, "yes": 0.5}, {"no": None, "yes": 1}]
     table = pa.table({"text": TEXTS[:2], "probabilities": objects})
     pq.write_table(table, tmp_path / "two.parquet")
@@ -148,13 +134,13 @@ def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
     assert file.find(content_keys(["a", "b"], ["b", "a"])).tolist() == [0, -1]
 
 
-MISTAKES: dict[str, Any] = yaml.safe_load(
+MISTAKES = yaml.safe_load(
     Path(__file__).with_name("bad_predictions.yaml").read_text(encoding="utf-8")
 )
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_no_prediction_is_refused_where_it_stands(name: str, tmp_path: Path) -> None:
+def test_what_is_no_prediction_is_refused_where_it_stands(name, tmp_path):
     case = MISTAKES[name]
     with pytest.raises(UserError) as refused:
         if case.get("kind") == "words":
@@ -169,13 +155,13 @@ def test_what_is_no_prediction_is_refused_where_it_stands(name: str, tmp_path: P
     assert [part for part in case["says"] if part not in str(refused.value)] == [], refused.value
 
 
-def test_a_logit_that_is_no_float_is_refused(tmp_path: Path) -> None:
+def test_a_logit_that_is_no_float_is_refused(tmp_path):
     rows = [{"text": "a", "logits": [10**400, 0, 0]}]
     with pytest.raises(UserError, match="1: 'logits' holds what is no finite"):
         opened(written(tmp_path / "wrong.jsonl", rows))
 
 
-def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> FilePredictions:
+def of_ids(folder, rows, *lines):
     """What a file says of examples that it names by the column `key`."""
     data = folder / "data"
     data.mkdir(exist_ok=True)
@@ -187,16 +173,15 @@ def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> 
     return open_predictions(written(folder / "said.jsonl", [*lines]), source, ["train"])
 
 
-def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
+def test_examples_are_found_by_their_ids(tmp_path):
     """A number or a name, in any order; the ids count where the file has texts, too."""
     texts, keys = "abcdd", [7, "8", None, "x", "x"]
     rows = [{"text": text, "key": key} for text, key in zip(texts, keys, strict=True)]
     named = {"8": 8, "none": 1, "x": 9, "7": 7, "nor": 1}
-    lines: list[Any] = [{"key": key, "logits": [first, 0, 0]} for key, first in named.items()]
+    lines = [{"key": key, "logits": [first, 0, 0]} for key, first in named.items()]
     lines[0]["text"] = "b, as the prompt had it"
     found = of_ids(tmp_path, rows, *lines)
     assert logits_of(found, *"abcd") == [[7.0, 0, 0], [8.0, 0, 0], None, [9.0, 0, 0]]
-    assert found.unknown is not None
     assert found.unknown.startswith("2 (such as ") and found.unknown.endswith("said.jsonl:2)")
     # Other data give other examples, from the same file; so do other names of the same examples.
     rows[0]["text"] = "e"
@@ -214,12 +199,12 @@ def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
 SPLITS = ["transfer", "validation", "test"]
 
 
-def texts_of(settings: dict[str, Any], split: str) -> list[str]:
+def texts_of(settings, split):
     file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
     return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def of_cached_teachers(settings: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
+def of_cached_teachers(settings, dtype="float32"):
     """The toy recipe, whose phases after the teachers' training read them in one cache."""
     made = copy.deepcopy(settings)
     first, second, *_, distil, evaluate = made["phases"]
@@ -229,15 +214,15 @@ def of_cached_teachers(settings: dict[str, Any], dtype: str = "float32") -> dict
     return made
 
 
-def run_of(settings: dict[str, Any], folder: Path, *overrides: str) -> Path:
+def run_of(settings, folder, *overrides):
     folder.mkdir()
     return run_here(settings, folder, *overrides)
 
 
-def answers(settings: dict[str, Any], file: Path, lacks: dict[str, int] | None = None) -> Path:
+def answers(settings, file, lacks=None):
     """A file of what a careful person would say of the toy's texts, without the first so many of
     some splits."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for split in SPLITS:
         for text in texts_of(settings, split)[(lacks or {}).get(split, 0) :]:
             said = next((c for c, words in TOY_WORDS.items() if {*words.split()} & {*text.split()}))
@@ -245,7 +230,7 @@ def answers(settings: dict[str, Any], file: Path, lacks: dict[str, int] | None =
     return written(file, rows)
 
 
-def with_answers(settings: dict[str, Any], folder: Path, **lacks: int) -> dict[str, Any]:
+def with_answers(settings, folder, **lacks):
     """The toy recipe, whose first teacher is a file, which lacks some texts."""
     made = of_cached_teachers(settings, "float16")
     file = answers(settings, folder / "answers.jsonl", lacks)
@@ -254,17 +239,17 @@ def with_answers(settings: dict[str, Any], folder: Path, **lacks: int) -> dict[s
     return made
 
 
-def recipe_of(settings: dict[str, Any], folder: Path) -> Path:
+def recipe_of(settings, folder):
     (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     return folder / "recipe.yaml"
 
 
-def notes_of(settings: dict[str, Any], folder: Path) -> list[str]:
+def notes_of(settings, folder):
     found = check_all(load_recipe(recipe_of(settings, folder)))
     return [note for note in found if "predictions" in note]
 
 
-def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_check_of_a_file_with_ids(toy_settings, tmp_path):
     made = with_answers(toy_settings, tmp_path)
     data, file, lines = tmp_path / "data", tmp_path / "answers.jsonl", list[dict[str, Any]]()
     shutil.copytree(made["task"]["data"]["path"], data)
@@ -292,9 +277,7 @@ def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path
     ]
 
 
-def test_a_run_whose_file_lacks_texts(
-    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
+def test_a_run_whose_file_lacks_texts(toy_settings, tmp_path, in_this_process):
     """Told, kept in the cache as what it is, followed by nobody there, judged on what it has; the
     run stops behind the cache, and goes on."""
     settings = with_answers(toy_settings, tmp_path, transfer=37, test=5)
@@ -324,14 +307,12 @@ def test_a_run_whose_file_lacks_texts(
     check_judged_on_what_it_has(run, settings, tmp_path / "answers.jsonl")
 
 
-def test_a_cache_of_a_file_grows_and_is_of_that_file(
-    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
-) -> None:
+def test_a_cache_of_a_file_grows_and_is_of_that_file(toy_settings, tmp_path, in_this_process):
     settings = with_answers(toy_settings, tmp_path, transfer=37, test=5)
     del settings["teachers"]["second"]
     cache = settings["phases"][1]["cache"] | {"folder": str(tmp_path / "grown")}
 
-    def built(*splits: str) -> Any:
+    def built(*splits):
         settings["phases"] = [{"cache": {**cache, "splits": list(splits)}}]
         folder = str(tmp_path / "-".join(splits))
         command = ["run", str(recipe_of(settings, tmp_path)), "--folder", folder]
@@ -346,9 +327,7 @@ def test_a_cache_of_a_file_grows_and_is_of_that_file(
     assert re.search("cache .*first.*weights", str(refused).replace("\n", " "))
 
 
-def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
-    toy_settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(toy_settings, tmp_path):
     """The gate reads both; where the file says nothing, nobody knows an animal."""
     settings = with_answers(toy_settings, tmp_path, transfer=3)
     model = make_toy_classifier(tmp_path / "classifier")
@@ -356,7 +335,7 @@ def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
     settings["teachers"]["second"] = {"model": str(model), "labels": knows}
     settings["phases"] = phases = settings["phases"][1:-1]
 
-    def mistakes(routing: Any) -> str:
+    def mistakes(routing):
         phases[-1]["distil"]["routing"] = routing
         try:
             notes_of(settings, tmp_path)
@@ -373,7 +352,7 @@ def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(
     assert mistakes("gate") == ""
 
 
-def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path) -> None:
+def check_judged_on_what_it_has(run, settings, file):
     """Counted again by hand, from what the run and the file say of each test text."""
     data = Path(settings["task"]["data"]["path"]) / "test.jsonl"
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
@@ -414,7 +393,7 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
 
 @pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
 @pytest.mark.parametrize("names", [["first"], ["first", "second"]])
-def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, names: list[str]) -> None:
+def test_the_loss_against_a_plain_loop(tmp_path, mix, names):
     """A student's loss where teachers say nothing of some rows, and none of the last: of these the
     labels count, and nothing else."""
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
@@ -465,12 +444,10 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, names: list[str
 # ------------------------------------------------------------------------------------ what is wrong
 
 
-def test_what_asks_more_of_a_file_than_it_has_is_refused(
-    toy_settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_asks_more_of_a_file_than_it_has_is_refused(toy_settings, tmp_path):
     made = with_answers(toy_settings, tmp_path, transfer=2)
 
-    def mistakes(*overrides: str) -> str:
+    def mistakes(*overrides):
         done = CliRunner().invoke(app, ["check", str(recipe_of(made, tmp_path)), *overrides])
         told = f"{done.output} {done.exception or ''}"
         return f"{done.exit_code} {' '.join(told.split())}"

@@ -4,10 +4,7 @@ Private names, and modules that the libraries do not document, may change with a
 one is listed in private_apis.yaml with the reason why nothing public does.
 """
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +20,10 @@ LIBRARIES = ("torch", "deepspeed", "transformers", "datasets", "triton", "tokeni
 
 LISTED = yaml.safe_load(Path(__file__).with_name("private_apis.yaml").read_text(encoding="utf-8"))
 PUBLIC_MODULES = {*LIBRARIES, *LISTED["public modules"]}
-REASONS: dict[str, str] = LISTED["private names"] | LISTED["modules"]
+REASONS = LISTED["private names"] | LISTED["modules"]
 
 
-def uses() -> Iterator[tuple[str, str]]:
+def uses():
     """(`name` or `module`, where) of what is private in a library."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
     ours = {name for tree in trees.values() for name in defined(tree)}
@@ -41,7 +38,7 @@ def uses() -> Iterator[tuple[str, str]]:
                     yield module, place
 
 
-def defined(tree: ast.Module) -> Iterator[str]:
+def defined(tree):
     """Names that the package itself gives to something."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -52,7 +49,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def private_names(node: ast.AST) -> Iterator[str]:
+def private_names(node):
     if isinstance(node, ast.Attribute):
         if node.attr != "_exit":  # of os, and documented
             yield from filter(is_private, [node.attr])
@@ -63,18 +60,18 @@ def private_names(node: ast.AST) -> Iterator[str]:
         yield from (name for name in names if isinstance(name, str) and is_private(name))
 
 
-def modules(node: ast.AST) -> Iterator[str]:
+def modules(node):
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
     elif isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
 
 
-def library(module: str | None) -> bool:
+def library(module):
     return (module or "").split(".")[0] in LIBRARIES
 
 
-def is_private(name: str) -> bool:
+def is_private(name):
     return name.startswith("_") and not name.startswith("__")
 
 

@@ -1,10 +1,5 @@
 """What a profile counts, and how a recipe is made short for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from passes import model_of, of, real, run
@@ -13,7 +8,6 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.planning.models import PlannedModel
 from ds_distill.profiling.models import _as_json, models_tables
 from ds_distill.profiling.trainings import (
     flops_of,
@@ -24,14 +18,14 @@ from ds_distill.profiling.trainings import (
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases import TrainingPhase
-from ds_distill.run.observer import Amount, Observer
+from ds_distill.run.observer import Amount
 from ds_distill.run.speed import Case
 from ds_distill.training.meter import WARM_UP_STEPS
 
 LENGTHS = [9, 40, 23]
 
 
-def counted(planned: PlannedModel, trains: bool, rows: int) -> int:
+def counted(planned, trains, rows):
     """By torch's counter: each example alone, so that there is no padding."""
     total = 0
     for length in LENGTHS:
@@ -102,7 +96,7 @@ def test_each_recipe_can_be_made_short(name, small):
             assert phase.model_dump(exclude=changed) == before.model_dump(exclude=changed)
 
 
-PROFILED: dict[str, Any] = {
+PROFILED = {
     "phase": "distil",
     "model": "student",
     "steps": 25,
@@ -125,7 +119,7 @@ PROFILED: dict[str, Any] = {
 }
 
 
-def shown(ranks: int, *trainings: dict[str, Any]) -> str:
+def shown(ranks, *trainings):
     return "\n".join(table.text() for table in trainings_tables(trainings, ranks))
 
 
@@ -153,7 +147,7 @@ def test_models_that_are_trained_together_have_their_tokens_added():
 def test_a_profile_says_what_it_is_when_it_begins(tmp_path, toy_recipe, monkeypatch):
     """It said so before it refused."""
 
-    def trains(recipe: Any, path: Path, *, observer: Observer, **options: Any) -> None:
+    def trains(recipe, path, *, observer, **options):
         for number in range(2):
             observer.start((number, "student"), torch.device("cpu"))
         raise UserError("planted")
@@ -167,7 +161,7 @@ def test_a_profile_that_fails_leaves_nothing_in_the_way(tmp_path, toy_recipe, mo
     """A folder that was there stays."""
     recipe, work = load_recipe(toy_recipe), tmp_path / "profile"
 
-    def fails(recipe: Any, path: Path, **options: Any) -> None:
+    def fails(recipe, path, **options):
         path.mkdir()
         (path / "recipe.yaml").write_text("")
         raise ValueError("planted")

@@ -1,11 +1,8 @@
 """The values of the papers and of their authors' code, in the recipes and suites that ship."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +17,7 @@ ROWS = [(name, key, *row) for name, rows in PUBLISHED.items() for key, row in ro
 
 @pytest.fixture(scope="module")
 def loaded():
-    found: dict[str, Any] = {}
+    found = {}
     for name in PUBLISHED:
         reference, *overrides = shlex.split(name)
         if reference.startswith("suites/"):
@@ -49,7 +46,7 @@ def test_entities_are_scored_by_their_pieces(loaded):
     assert kind.rows(pytest.fail, False) is word_token_rows
 
 
-def at(section: Any, key: str) -> Any:
+def at(section, key):
     """The value at a recipe's key."""
     for part in key.split("."):
         if part == "phases" and isinstance(section, Recipe):

@@ -1,7 +1,5 @@
 """Which teachers leave the set after an expertise phase, and why."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

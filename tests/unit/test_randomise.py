@@ -1,7 +1,5 @@
 """Random texts: drawn as the real words occur, as long as the real texts, and no copy of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import datasets
@@ -19,7 +17,7 @@ from ds_distill.recipe.data import Randomise
 VOCABULARY = [f"w{rank}" for rank in range(40)]
 
 
-def texts_like_language(count: int, seed: int = 0) -> list[str]:
+def texts_like_language(count, seed=0):
     """Texts of Zipf's law in which each word determines the next: 5-grams repeat much."""
     generator = np.random.default_rng(seed)
     chances = 1 / np.arange(1, 41)
@@ -33,17 +31,17 @@ def texts_like_language(count: int, seed: int = 0) -> list[str]:
     return found
 
 
-def dataset(**columns: list[str]) -> datasets.Dataset:
+def dataset(**columns):
     return datasets.Dataset.from_dict(columns)
 
 
-def ngrams(texts: list[str], n: int) -> Counter:
+def ngrams(texts, n):
     lists = [text.split() for text in texts]
     return Counter(tuple(w[at : at + n]) for w in lists for at in range(len(w) - n + 1))
 
 
 @pytest.fixture(scope="module")
-def real() -> list[str]:
+def real():
     return texts_like_language(1500)
 
 
@@ -79,7 +77,7 @@ def test_questions_begin_with_a_starter_and_use_the_passage(real, tmp_path):
     data = randomised(dataset(text=["?"] * len(real), text_b=real), settings, tmp_path)
     assert data.column_names == ["text", "text_b", "label", "key_hi", "key_lo"]
     assert set(data["label"][:]) == {-1}
-    starters: Counter[str] = Counter()
+    starters = Counter()
     places = []
     for question, passage in zip(data["text"][:], data["text_b"][:], strict=True):
         starter, *words = question.split()

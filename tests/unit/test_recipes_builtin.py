@@ -1,13 +1,10 @@
 """The built-in recipes: all load and are checked, and what is published of them where it is no
 single value. The values are in published_values.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers as tr
@@ -52,7 +49,7 @@ def test_all_load_say_what_they_are_and_can_be_read_at_a_glance(tmp_path):
     assert {path.stem for path in folder.glob("*")} <= set(builtin_recipes())
 
 
-MADE: dict[str, tuple[str, dict[str, Any]]] = {
+MADE = {
     "similarity": ("docstring_pairs", {"text": "text", "text_b": "a text", "label": 0.5}),
     "clinical-notes": ("span_questions", {"question": "a", "context": "text", "answers": []}),
     "llm-and-encoder": ("docstrings", {"text": "text", "label": "torch"}),
@@ -113,7 +110,7 @@ def test_check_finds_no_mistake_but_what_is_elsewhere(name, request, tmp_path):
     folder = request.getfixturevalue("shared_data") if name == "entity-experts" else tmp_path
     try:
         check_all(load_recipe(name, [f"data_folder={folder}"]))
-        found: list[str] = []
+        found = []
     except UserError as error:
         found = [*map(str, error.mistakes)]
     assert [one for one in found if ELSEWHERE.search(one) is None] == []
@@ -123,7 +120,7 @@ def test_check_finds_no_mistake_but_what_is_elsewhere(name, request, tmp_path):
 # ----------------------------------------------------------------------------- as published
 
 
-def phases(name: str, *overrides: str, small: bool = False) -> dict[str, Any]:
+def phases(name, *overrides, small=False):
     return dict(load_recipe(name, overrides, small=small).named_phases())
 
 
@@ -284,7 +281,7 @@ def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path):
     large = tr.BertConfig(**sizes, hidden_size=1024, num_attention_heads=16)
     large.save_pretrained(tmp_path / "bert-large")
 
-    def mistakes(teacher: str) -> list[str]:
+    def mistakes(teacher):
         models = [f"teachers.ib-bert.model={tmp_path / teacher}"]
         models.append(f"student.model={tmp_path / 'student'}")
         recipe = load_recipe("mobilebert", [*models, "data_folder=data"])

@@ -1,7 +1,5 @@
 """What a run has written is read again as it is, or refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,13 +1,9 @@
 """The reference of recipes and their JSON schema: as the sections are, and true of recipes."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +17,8 @@ SCHEMA = Recipe.model_json_schema()
 COMMAND = "python docs/reference.py"
 
 
-def reference() -> Any:
+def reference():
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -38,7 +33,7 @@ def test_the_command_prints_the_schema():
     assert json.loads(command_line("recipes", "--schema").stdout) == SCHEMA
 
 
-def sections() -> Iterator[tuple[str, dict[str, Any]]]:
+def sections():
     schema = reference().documented_schema()
     yield "Recipe", schema
     yield from schema["$defs"].items()
@@ -57,7 +52,7 @@ def test_every_key_says_what_it_means():
 # ------------------------------------------------------------------------ what the schema says
 
 
-def mistakes(value: Any) -> list[str]:
+def mistakes(value):
     """What the JSON schema finds wrong with a recipe."""
     return [error.message for error in Draft202012Validator(SCHEMA).iter_errors(value)]
 
@@ -82,7 +77,7 @@ def test_the_schema_takes_every_short_form(toy_settings, masked_lm_settings):
         assert mistakes({**toy_settings, "task": task}) == []
 
 
-WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
+WRONG = {
     "a key that is none": lambda data: data.update(teacher={}),
     "a key of a section that is none": lambda data: data["student"].update(layer=[0]),
     "a phase that is none": lambda data: data["phases"].append("evalute"),

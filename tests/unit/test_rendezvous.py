@@ -1,7 +1,5 @@
 """Where ranks meet: forks of one small process, without a process group."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -9,7 +7,6 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from processes import python
@@ -98,9 +95,7 @@ for child in children:
 """
 
 
-def run_ranks(
-    ranks: list[int], size: int, limit: float, what: str = "", port: int | None = None
-) -> list[str]:
+def run_ranks(ranks, size, limit, what="", port=None):
     """The lines that ranks print."""
     port = port or free_port()
     own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -116,7 +111,7 @@ def test_an_exchange_that_is_stuck_ends_the_run(monkeypatch):
     let_go, failures = threading.Event(), queue.Queue[Failure]()
     process = SimpleNamespace(host="there", is_alive=lambda: None)
     store = SimpleNamespace(set=lambda key, value: let_go.wait(), check=lambda keys: False)
-    ranks: Any = SimpleNamespace(rank=1, processes=[process, process], connect=lambda: store)
+    ranks = SimpleNamespace(rank=1, processes=[process, process], connect=lambda: store)
     watch = watchdog.Watchdog(ranks, 0.5, lambda failure, where: failures.put(failure))
     watch.start()
     failure = failures.get(timeout=20)

@@ -2,11 +2,7 @@
 and in all precisions, as in a plain PyTorch loop, where they have no gradient until then. A lone
 rank has an optimizer of its own below stage 3, and trains as DeepSpeed would."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,14 +14,13 @@ from torch import nn
 
 from ds_distill.engine import engine as module
 from ds_distill.engine.config import trains_alone
-from ds_distill.engine.engine import STATE, Engine
+from ds_distill.engine.engine import STATE
 from ds_distill.engine.flat_adamw import FlatAdamW
-from ds_distill.engine.world import World
-from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.recipe.terms import losses_of
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Signals
 
-LOSSES: dict[str, dict[str, Any]] = {
+LOSSES = {
     "hidden_mse": {"from": 0.2, "until": 0.4},
     "cosine": {"until": 0.6},
     "cross_entropy": {"from": 0.6},
@@ -40,23 +35,23 @@ HEAD = [
 PROJECTION = "terms.hidden_mse.projections.t.weight"
 
 
-def make_terms() -> dict[str, Term]:
+def make_terms():
     torch.manual_seed(5)
     return build_terms(losses_of(LOSSES), TermInputs(8, {"t": 8}))
 
 
-def batch(step: int) -> Batch:
+def batch(step):
     draw = torch.Generator().manual_seed(step)
     taught = Signals(torch.zeros(4, 3), {-1: torch.randn(4, 8, generator=draw)})
     rows = {name: torch.arange(4) for name in ("all", "labelled")}
     return replace(make_batch(), signals={"t": taught}, row_sets=rows, progress=step / TOTAL)
 
 
-def train(engine: Engine, steps: range) -> list[float]:
+def train(engine, steps):
     return [float(engine.train_step([batch(step)])["loss"]) for step in steps]
 
 
-def engine_of(world: World, config: str) -> Engine:
+def engine_of(world, config):
     return make_engine(world, config, make_terms(), dropout=0.0)
 
 
@@ -64,7 +59,7 @@ PAIRED = {(0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "fp32")}
 """In `make test` each stage in one precision."""
 
 
-def plain_loop(dtype: torch.dtype) -> tuple[list[float], list[float]]:
+def plain_loop(dtype):
     """Losses and gradients' norms of a loop that knows nothing of all this: models in a dtype,
     AdamW on copies of their weights in fp32."""
     student, terms = make_student(0.0).train().to(dtype), make_terms()
@@ -108,15 +103,11 @@ GRID = [
     ("stage", "precision", "dtype", "tolerance"),
     [one for one in GRID if one[:2] in PAIRED],
 )
-def test_losses_are_those_of_a_plain_loop(
-    world: World, stage: int, precision: str, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_losses_are_those_of_a_plain_loop(world, stage, precision, dtype, tolerance):
     check_plain_loop(world, stage, precision, dtype, tolerance)
 
 
-def check_plain_loop(
-    world: World, stage: int, precision: str, dtype: torch.dtype, tolerance: float
-) -> None:
+def check_plain_loop(world, stage, precision, dtype, tolerance):
     """In bf16 each digit of the losses was the same, but where DeepSpeed's linear layers are, which
     stay once a sharded student was trained in the process: they round the sum with the bias by
     itself, .15% at most. A step of Adam's before the first moved the losses by .8%."""
@@ -134,13 +125,11 @@ def check_plain_loop(
 
 
 @pytest.mark.parametrize("config", ["zero0_bf16", "zero1_fp16", "zero3_bf16"])
-def test_weights_rest_until_a_term_reads_them_and_after(
-    world: World, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_rest_until_a_term_reads_them_and_after(world, config, tmp_path, monkeypatch):
     check_rest(world, config, tmp_path, monkeypatch)
 
 
-def check_rest(world: World, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_rest(world, config, tmp_path, monkeypatch):
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
     engine = engine_of(world, config)
     states = []
@@ -150,11 +139,11 @@ def check_rest(world: World, config: str, tmp_path: Path, monkeypatch: pytest.Mo
         states.append(load_file(tmp_path / STATE))
     engine.close()
 
-    def steps_that_changed(name: str) -> list[int]:
+    def steps_that_changed(name):
         each = [state[f"weight/{name}"] for state in states]
         return [n for n in range(1, STEPS) if not torch.equal(each[n], each[n - 1])]
 
-    def updates(name: str) -> list[float]:
+    def updates(name):
         return [float(state.get(f"step/{name}", 0)) for state in states]
 
     for name in HEAD:
@@ -175,9 +164,7 @@ def check_rest(world: World, config: str, tmp_path: Path, monkeypatch: pytest.Mo
         ("zero0_bf16", "zero1_bf16", 5),
     ],
 )
-def test_a_resumed_training_goes_on_over_the_switch(
-    world: World, one: str, other: str, at: int, tmp_path: Path
-) -> None:
+def test_a_resumed_training_goes_on_over_the_switch(world, one, other, at, tmp_path):
     engine = engine_of(world, one)
     train(engine, range(at))
     engine.save(tmp_path)
@@ -190,7 +177,7 @@ def test_a_resumed_training_goes_on_over_the_switch(
         resumed.close()
 
 
-def test_a_checkpoint_of_before_is_refused_where_weights_rest(world: World, tmp_path: Path) -> None:
+def test_a_checkpoint_of_before_is_refused_where_weights_rest(world, tmp_path):
     """An earlier version updated them all in each step, by a gradient of 0."""
     engine, always = engine_of(world, "zero0_fp32"), make_engine(world, "zero0_fp32")
     for made in (engine, always):
@@ -213,7 +200,7 @@ bf16 an activation may be rounded to the other side."""
 CONFIGS = [f"zero{stage}_{precision}" for stage in range(3) for precision in ("fp32", "bf16")]
 
 
-def lone_engine_of(world: World, config: str, micro_steps: int = 1) -> tuple[Engine, nn.Parameter]:
+def lone_engine_of(world, config, micro_steps=1):
     """With a weight that no loss reads, which weight decay shrinks."""
     terms = build_terms(losses_of({"cross_entropy": {}}), TermInputs(8))
     terms["cross_entropy"].unread = unread = nn.Parameter(torch.ones(4, 4))
@@ -222,9 +209,7 @@ def lone_engine_of(world: World, config: str, micro_steps: int = 1) -> tuple[Eng
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("micro_steps", [1, 2])
-def test_a_step_is_deepspeeds(
-    world: World, config: str, micro_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_deepspeeds(world, config, micro_steps, monkeypatch):
     found, losses = [], []
     for alone in (True, False):
         if not alone:
@@ -246,9 +231,7 @@ def test_a_step_is_deepspeeds(
 
 @pytest.mark.parametrize("before", CONFIGS[:2])
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_checkpoint_of_either_is_the_others(
-    world: World, before: str, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_either_is_the_others(world, before, alone, tmp_path, monkeypatch):
     """Of a run on one rank that goes on upon several, or the other way round."""
     monkeypatch.setattr(module, "trains_alone", lambda *_: alone)
     engine, _ = lone_engine_of(world, before)
@@ -279,14 +262,14 @@ def test_a_checkpoint_of_either_is_the_others(
         (2, {"offload": True}, 1, False),
     ],
 )
-def test_who_trains_alone(stage: int, more: dict[str, object], ranks: int, alone: bool) -> None:
-    zero: dict[str, object] = {"stage": stage}
+def test_who_trains_alone(stage, more, ranks, alone):
+    zero = {"stage": stage}
     if more.pop("offload", False):
         zero["offload_optimizer"] = {"device": "cpu"}
     assert trains_alone({"zero_optimization": zero, **more}, ranks) == alone
 
 
-def test_a_weight_without_a_gradient_has_one_of_0() -> None:
+def test_a_weight_without_a_gradient_has_one_of_0():
     """Not the one of the step before."""
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     copies = [nn.Parameter(weight.detach().clone()) for weight in weights]

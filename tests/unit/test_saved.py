@@ -1,7 +1,5 @@
 """Predictions that a run keeps are those that it had, of every kind of task."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,7 +23,7 @@ TAGS = ["O", "B-a", "I-a"]
 OVER = list(METRICS)
 
 
-def made(over: str, seed: int) -> object:
+def made(over, seed):
     """Predictions for the same six examples, a model's own by the seed."""
     draw, same = np.random.default_rng(seed), np.random.default_rng(0)
     if over == "classes":

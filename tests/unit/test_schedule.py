@@ -1,11 +1,7 @@
 """Terms with `from` and `until`: which of them run, what they need, and how a recipe says it."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,30 +14,30 @@ from ds_distill.check.phases import phase_mistakes
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.process.timers import Timers
-from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.terms import TERMS, losses_of
 from ds_distill.training.meter import WARM_UP_STEPS, Meter
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
-SWITCH: dict[str, dict[str, Any]] = {
+SWITCH = {
     "hidden_mse": {"until": 0.5},
     "cross_entropy": {"from": 0.5},
     "kl": {"from": 0.25, "until": 0.5},
 }
 
 
-def model(seed: int, width: int = 8) -> Any:
+def model(seed, width=8):
     sizes = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
     return built("bert", AutoModelForSequenceClassification, seed=seed, num_labels=3, **sizes)
 
 
-def bundle(losses: dict[str, dict[str, Any]]) -> Bundle:
+def bundle(losses):
     terms = build_terms(losses_of(losses), TermInputs(8, {"big": 16}))
     return Bundle(model(0), {"big": model(1, 16)}, terms).eval()
 
 
-def batch(progress: float, **given: Any) -> Batch:
+def batch(progress, **given):
     ids = torch.arange(1, 13).view(4, 3)
     views = dict.fromkeys(("student", "big"), PaddedView(ids, torch.ones_like(ids)))
     return Batch.from_views(views, torch.tensor([0, 2, 1, 1]), progress=progress, **given)
@@ -57,10 +53,10 @@ def batch(progress: float, **given: Any) -> Batch:
         (0.999, {"cross_entropy"}, 0),
     ],
 )
-def test_active_terms_alone_make_the_loss(progress: float, active: set[str], runs: int) -> None:
+def test_active_terms_alone_make_the_loss(progress, active, runs):
     """With the values that they have on their own; teachers run where one of them reads them."""
     made = bundle(SWITCH)
-    calls: list[Any] = []
+    calls = []
     made.teachers["big"].register_forward_hook(lambda *call: calls.append(call))
     parts = made(batch(progress))
     assert set(parts) == {"loss", *active} and len(calls) == runs
@@ -73,7 +69,7 @@ def test_active_terms_alone_make_the_loss(progress: float, active: set[str], run
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.3, 0.9])
-def test_every_trained_weight_has_a_gradient_in_every_step(progress: float) -> None:
+def test_every_trained_weight_has_a_gradient_in_every_step(progress):
     """0 for those that no active term reads: no optimizer may skip them on a rank or at a stage."""
     made = bundle(SWITCH)
     made(batch(progress))["loss"].backward()
@@ -84,12 +80,12 @@ def test_every_trained_weight_has_a_gradient_in_every_step(progress: float) -> N
     assert ("terms.hidden_mse.projections.big.weight" in read) == (progress < 0.5)
 
 
-def test_a_point_without_a_term_is_refused() -> None:
+def test_a_point_without_a_term_is_refused():
     with pytest.raises(ValueError, match=r"no term is active at progress 0\.75"):
         bundle({"kl": {"until": 0.5}})(batch(0.75))
 
 
-def test_an_entry_and_its_class_agree_on_teachers() -> None:
+def test_an_entry_and_its_class_agree_on_teachers():
     for name, entry in TERMS.items():
         assert entry.load().needs_teachers == (entry.needs.teachers > 0), name
 
@@ -97,7 +93,7 @@ def test_an_entry_and_its_class_agree_on_teachers() -> None:
 CPU = torch.device("cpu")
 
 
-def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
+def test_a_logged_mean_is_over_the_steps_that_gave_it():
     """Two steps with one term and three with another between two readings."""
     meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
     for step in range(5):
@@ -110,7 +106,7 @@ def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     assert meter.read(world)[0]["loss"] == 7.0  # and from anew
 
 
-def test_speed_is_that_of_the_steps_alone() -> None:
+def test_speed_is_that_of_the_steps_alone():
     """Not of the validation and the checkpoint between them, which had a part of the rate."""
     timers = Timers(CPU)
     meter, world = Meter(timers), SimpleNamespace(sum=lambda values: values, device=CPU)
@@ -130,7 +126,7 @@ def test_speed_is_that_of_the_steps_alone() -> None:
     )
 
 
-def test_a_step_keeps_its_losses_and_launches_nothing() -> None:
+def test_a_step_keeps_its_losses_and_launches_nothing():
     meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
     given = [{"loss": torch.tensor(value), "kl": torch.tensor(1.0)} for value in (3.0, 4.0, 8.0)]
     with torch.profiler.profile() as profile:
@@ -144,7 +140,7 @@ def test_a_step_keeps_its_losses_and_launches_nothing() -> None:
 # ------------------------------------------------------------------------------------ recipes
 
 
-def recipe(tmp_path: Path, losses: dict[str, Any], *overrides: str, **phase: Any) -> Recipe:
+def recipe(tmp_path, losses, *overrides, **phase):
     distil = {"losses": losses, "keep": "last", **phase}
     content = {
         "task": {"type": "single-label", "data": {"path": "data"}, "labels": ["a", "b"]},
@@ -156,9 +152,9 @@ def recipe(tmp_path: Path, losses: dict[str, Any], *overrides: str, **phase: Any
     return load_recipe(tmp_path / "toy.yaml", overrides)
 
 
-def test_a_recipe_says_from(tmp_path: Path) -> None:
+def test_a_recipe_says_from(tmp_path):
     loaded = recipe(tmp_path, {"kl": {"from": 0.25}}, "phases.distil.losses.kl.from=0.5")
-    assert loaded.phases[0].losses["kl"].start == 0.5  # type: ignore[attr-defined]
+    assert loaded.phases[0].losses["kl"].start == 0.5
     text = dump_recipe(loaded)
     written = yaml.safe_load(text)["phases"][0]["distil"]["losses"]["kl"]
     assert written["from"] == 0.5 and "start" not in written
@@ -177,5 +173,5 @@ def test_a_recipe_says_from(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_terms_may_meet_and_overlap(losses: Any, keep: str, tmp_path: Path) -> None:
+def test_terms_may_meet_and_overlap(losses, keep, tmp_path):
     assert [*phase_mistakes(recipe(tmp_path, losses, keep=keep))] == []

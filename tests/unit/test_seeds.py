@@ -1,7 +1,5 @@
 """What chance adds to the mean of several seeds on the same test examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -17,11 +15,11 @@ EXAMPLES = 120
 # those that are right.
 
 
-def scores(right: np.ndarray) -> TokenScores:
+def scores(right):
     return TokenScores(np.zeros(len(right)), right.astype(float), np.ones(len(right)))
 
 
-def beyond_chance(generator: np.random.Generator, count: int, **of: float) -> dict[str, bool]:
+def beyond_chance(generator, count, **of):
     """Whether two equal settings are taken for different, by which intervals.
 
     of: standard deviations of the logit of being right: of what examples do to one setting at all

@@ -1,10 +1,7 @@
 """Teachers trained through one head, against a plain loop over models with heads of their own."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from transformers import (
 
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import CLASSIFIER_HEADS
@@ -39,16 +35,16 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "pooler_hidden_size": 16, "n
 DROPOUT = ("dropout", "attention_dropout", "seq_classif_dropout", "classifier_dropout_prob")
 
 
-def make(family: str, seed: int) -> Any:
+def make(family, seed):
     more = {**SIZES, **NO_DROPOUT, **dict.fromkeys(DROPOUT, 0.0)}
     return built(family, AutoModelForSequenceClassification, "eager", seed, **more).train()
 
 
-def layers_of(model: Any) -> list[Any]:
+def layers_of(model):
     return [model.get_submodule(at) for at in CLASSIFIER_HEADS[model.config.model_type]]
 
 
-def make_batch(step: int, families: list[str]) -> Batch:
+def make_batch(step, families):
     """Six examples; each model reads its own tokens, of other lengths."""
     draw = torch.Generator().manual_seed(step)
     views = {}
@@ -60,7 +56,7 @@ def make_batch(step: int, families: list[str]) -> Batch:
     return Batch(keys, views, labels, {"all": torch.arange(6), "labelled": torch.arange(6)})
 
 
-def plain_loop(models: dict[str, Any], batches: list[Batch]) -> tuple[list[dict[str, float]], int]:
+def plain_loop(models, batches):
     """Trains in place. Each model has a head of its own that starts as the others': what the heads'
     gradients add up to goes into all. Returns the losses, and how often gradients were scaled."""
     heads = [layers_of(model) for model in models.values()]
@@ -93,7 +89,7 @@ def plain_loop(models: dict[str, Any], batches: list[Batch]) -> tuple[list[dict[
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_losses_and_weights_are_those_of_a_plain_loop(world: World, stage: int) -> None:
+def test_losses_and_weights_are_those_of_a_plain_loop(world, stage):
     families = ["bert", "roberta", "deberta-v2"]
     models = {family: make(family, seed) for seed, family in enumerate(families)}
     share_head(models, seed=3)
@@ -130,7 +126,7 @@ def test_losses_and_weights_are_those_of_a_plain_loop(world: World, stage: int) 
 
 
 @pytest.mark.parametrize("family", CLASSIFIER_HEADS)
-def test_every_family_has_its_head_where_the_table_says(family: str) -> None:
+def test_every_family_has_its_head_where_the_table_says(family):
     """Whatever a classifier has beside its encoder, and the pooler in that, is the shared head."""
     models = {"first": make("bert", 0), family: make(family, 1)}
     share_head(models, seed=0)
@@ -152,8 +148,8 @@ def test_every_family_has_its_head_where_the_table_says(family: str) -> None:
         assert model(**given).logits.tolist() == [[1.0, 2.0, 3.0]]
 
 
-def test_the_head_is_drawn_from_the_seed() -> None:
-    def drawn(seed: int) -> list[torch.Tensor]:
+def test_the_head_is_drawn_from_the_seed():
+    def drawn(seed):
         models = {name: make("bert", number) for number, name in enumerate("ab")}
         share_head(models, seed)
         return [layer.weight.detach().clone() for layer in layers_of(models["b"])]
@@ -163,21 +159,21 @@ def test_the_head_is_drawn_from_the_seed() -> None:
     assert float(first[0].std()) == pytest.approx(OF_ALL["initializer_range"], rel=0.2)
 
 
-def cross_entropy(logits: torch.Tensor, label: int) -> torch.Tensor:
+def cross_entropy(logits, label):
     return logits.double().logsumexp(0) - logits.double()[label]
 
 
-def mt_bert_weights(errors: list[torch.Tensor]) -> list[torch.Tensor]:
+def mt_bert_weights(errors):
     return [1 / (1 + error) for error in errors]
 
 
-def ca_mkd_weights(errors: list[torch.Tensor]) -> list[torch.Tensor]:
+def ca_mkd_weights(errors):
     total = sum(error.exp() for error in errors)
     return [(1 - error.exp() / total) / (len(errors) - 1) for error in errors]
 
 
 @pytest.mark.parametrize("policy", ["mt-bert", "ca-mkd"])
-def test_the_students_loss_is_that_of_the_recipe_row_by_row(policy: str) -> None:
+def test_the_students_loss_is_that_of_the_recipe_row_by_row(policy):
     """Its three terms added up by their equations, with the recipe's own weights."""
     recipe = load_recipe(policy)
     [phase] = [phase for phase in recipe.phases if isinstance(phase, Distil)]
@@ -196,7 +192,7 @@ def test_the_students_loss_is_that_of_the_recipe_row_by_row(policy: str) -> None
     counts = {name: torch.tensor(6.0) for name in batch.row_sets}
     found = bundle.eval()(replace(batch, counts=counts))
 
-    def answer(model: Any, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def answer(model, name, layer):
         view = batch.views[name]
         given = {"input_ids": view.input_ids, "attention_mask": view.attention_mask}
         with torch.no_grad():

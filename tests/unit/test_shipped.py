@@ -1,7 +1,5 @@
 """Which student each built-in recipe ships, and by what: no training is needed to know it."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

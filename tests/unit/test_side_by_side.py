@@ -1,11 +1,6 @@
 """Finished runs side by side, by what they have written."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +15,7 @@ from ds_distill.sweep.side_by_side import side_by_side, side_table
 ONE = EVALUATION["models"]["s"]
 
 
-def run(folder: Path, *models: dict[str, dict[str, Any]], groups: Sequence[int] = range(4)) -> Path:
+def run(folder, *models, groups=range(4)):
     """A finished run with an evaluate phase for each of `models`, all on the same examples."""
     made = RunFolder(folder)
     folder.mkdir()
@@ -39,7 +34,7 @@ def run(folder: Path, *models: dict[str, dict[str, Any]], groups: Sequence[int] 
     return folder
 
 
-def shown(*folders: Path) -> tuple[dict[str, Any], str]:
+def shown(*folders):
     [group] = side_by_side(folders)
     return group, side_table(group).text()
 

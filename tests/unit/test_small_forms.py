@@ -1,10 +1,7 @@
 """Small forms: an overlay beside a recipe, laid over it by --small."""
 
-from __future__ import annotations
-
 import copy
 import re
-from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from runs import command_line
 
 from ds_distill.errors import UserError
-from ds_distill.recipe import Recipe, builtin_recipes, load_recipe, small_form
+from ds_distill.recipe import builtin_recipes, load_recipe, small_form
 from ds_distill.recipe.text import parse
 
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
@@ -23,7 +20,7 @@ SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is
 def overlay(toy_recipe):
     """Write the small form of the toy recipe, and load the two together."""
 
-    def load(text: str, *overrides: str) -> Recipe:
+    def load(text, *overrides):
         path = small_form(toy_recipe)
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -124,14 +121,14 @@ SECTIONS = st.recursive(
 )
 
 
-def merged(base: Any, changes: Any) -> Any:
+def merged(base, changes):
     """A JSON merge patch without null (RFC 7386)."""
     if not isinstance(base, dict) or not isinstance(changes, dict):
         return changes
     return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
 
 
-def keys_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def keys_of(value, at=()):
     """Every key of a section, and of those in it."""
     items = value.items() if isinstance(value, dict) else []
     return [key for name, v in items for key in [(*at, name), *keys_of(v, (*at, name))]]

@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from itertools import product
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -25,17 +24,17 @@ from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.tasks import Data, SingleLabel, Task
+from ds_distill.recipe.tasks import Data, SingleLabel
 
 ROWS = [("good day", "joy"), ("bad day", "anger"), ("so, so", "joy"), ("läuft", "anger")]
 MOODS = ["anger", "joy"]
 
 
-def task(path: Path | str, labels: list[str] | None = None, **data) -> Task:
+def task(path, labels=None, **data):
     return SingleLabel(data=Data(path=str(path), **data), labels=labels)
 
 
-def texts(path: Path, rows=ROWS, names=("text", "label")) -> Path:
+def texts(path, rows=ROWS, names=("text", "label")):
     return write(path, [dict(zip(names, row, strict=True)) for row in rows])
 
 
@@ -43,7 +42,7 @@ def texts(path: Path, rows=ROWS, names=("text", "label")) -> Path:
 def read(tmp_path):
     """Read a split of a task with a cache of its own."""
 
-    def read(task: Task, split: str = "train", **options) -> datasets.Dataset:
+    def read(task, split="train", **options):
         return open_source(task, tmp_path / "cache").read(split, **options)
 
     return read
@@ -228,7 +227,7 @@ def test_several_csv_files_are_open_at_once(tmp_path):
     st.randoms(use_true_random=False),
 )
 def test_the_cap_does_not_depend_on_the_order(rows, count, random):
-    def kept(rows: list, count: int) -> list:
+    def kept(rows, count):
         classes = np.array([label for label, _ in rows])
         positions = keep_per_class(classes, content_keys([t for _, t in rows]), count)
         assert (np.diff(positions) > 0).all()
@@ -311,7 +310,7 @@ def test_what_cannot_be_on_the_hub_is_not_asked_for(path, monkeypatch):
 
 
 def test_no_space_leaves_nothing_behind(tmp_path):
-    def fails(path: Path) -> None:
+    def fails(path):
         path.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -323,7 +322,7 @@ def test_no_space_leaves_nothing_behind(tmp_path):
 def test_of_several_writers_one_writes(tmp_path):
     written = []
 
-    def slow(path: Path) -> None:
+    def slow(path):
         written.append(path)
         time.sleep(0.2)
         path.write_text("whole")
@@ -361,7 +360,7 @@ def hub(monkeypatch):
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["joy", "anger"])}
     )
 
-    def split(labels: list[int]) -> datasets.Dataset:
+    def split(labels):
         texts = [f"text {number}" for number in range(len(labels))]
         return datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
 
@@ -375,7 +374,7 @@ def hub(monkeypatch):
 
 
 def test_a_hub_data_set_has_its_own_label_names_and_splits(hub, tmp_path):
-    def opened(labels: list[str] | None = None, **data):
+    def opened(labels=None, **data):
         return open_source(task("org/moods", labels, config="english", **data), tmp_path)
 
     source = opened()

@@ -1,12 +1,8 @@
 """Live teachers read the texts of several optimizer steps at once: where windows begin and end, and
 that a run which was stopped within one ends as if left alone."""
 
-from __future__ import annotations
-
 import copy
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +14,6 @@ from ds_distill.engine.engine import Engine
 from ds_distill.process import signals as stopping
 from ds_distill.process.signals import Stopped
 from ds_distill.training.checkpoints import Checkpoints
-from ds_distill.types import Batch
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -26,12 +21,12 @@ KL_ALONE = {"kl": {}}
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def heard(monkeypatch):
     """Of each pass of the teachers, how many micro-batches they read."""
-    found: list[int] = []
+    found = []
     said = Engine._teachers_read
 
-    def noted(engine: Engine, batches: list[Batch]) -> Any:
+    def noted(engine, batches):
         found.append(len(batches))
         return said(engine, batches)
 
@@ -39,7 +34,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def recipe_of(settings: dict[str, Any], folder: Path, losses: Any = KL_ALONE, **more: Any) -> Path:
+def recipe_of(settings, folder, losses=KL_ALONE, **more):
     """Two epochs of live teachers."""
     settings = copy.deepcopy(settings)
     classifier = make_toy_classifier(folder / "teacher")
@@ -63,15 +58,7 @@ def recipe_of(settings: dict[str, Any], folder: Path, losses: Any = KL_ALONE, **
         (KL_ALONE, {"padding": "always", "deepspeed": "zero3_fp32"}, [8, 2, 8, 2]),
     ],
 )
-def test_what_teachers_read_at_once(
-    toy_settings: dict[str, Any],
-    tmp_path: Path,
-    heard: list[int],
-    capsys: pytest.CaptureFixture[str],
-    losses: Any,
-    more: dict[str, Any],
-    expected: list[int],
-) -> None:
+def test_what_teachers_read_at_once(toy_settings, tmp_path, heard, capsys, losses, more, expected):
     run_recipe(load_recipe(recipe_of(toy_settings, tmp_path, losses, **more)), tmp_path / "run")
     assert heard == expected
     said = "teachers read the texts of 8 steps at once" in capsys.readouterr().out
@@ -79,13 +66,7 @@ def test_what_teachers_read_at_once(
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero3_fp32"])
-def test_a_stop_within_a_window_changes_nothing(
-    toy_settings: dict[str, Any],
-    tmp_path: Path,
-    heard: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    config: str,
-) -> None:
+def test_a_stop_within_a_window_changes_nothing(toy_settings, tmp_path, heard, monkeypatch, config):
     """Teachers read its texts again: what they say depends, in the last digits, on what they read
     together."""
     monkeypatch.setattr(stopping, "_requested", None)
@@ -94,7 +75,7 @@ def test_a_stop_within_a_window_changes_nothing(
     run_recipe(recipe, tmp_path / "whole")
     save = Checkpoints.save
 
-    def stopped(*given: Any) -> None:
+    def stopped(*given):
         save(*given)
         if given[2] == 3:
             assert stopping._request_stop(signal.SIGTERM)

@@ -1,8 +1,6 @@
 """Signals to processes that a run has forked are not signals to the run; what a run's exit code
 says after one."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

@@ -1,9 +1,6 @@
 """What a student is before any training: the same in check, plan and run."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ SIZES["intermediate_size"] = 44
 USUAL = {"bert", "deberta-v2", "distilbert", "modernbert"}
 
 
-def student(**sizes: int) -> Student:
+def student(**sizes):
     return Student.model_validate({"model": "m", "config": sizes})
 
 
@@ -33,7 +30,7 @@ def test_a_random_student_has_the_sizes_that_were_asked_for(family, tmp_path):
     check_resized(family, tmp_path)
 
 
-def check_resized(family: str, tmp_path: Path) -> None:
+def check_resized(family, tmp_path):
     """And follows from the seed; it is loaded again as what it is; its plan has its parameters."""
     given = config_of(family)
     before = given.to_dict()
@@ -72,7 +69,7 @@ def test_a_truncated_student_has_the_first_rows_and_columns(family, tmp_path):
     check_truncated(family, tmp_path)
 
 
-def check_truncated(family: str, tmp_path: Path) -> None:
+def check_truncated(family, tmp_path):
     """Of its layers' weights; as wide as the model it is that model."""
     whole = built(family, tr.AutoModelForMaskedLM, embedding_size=WIDTH)
     given = config_of(family, embedding_size=WIDTH)
@@ -151,7 +148,7 @@ def test_a_shortened_students_configuration_is_that_of_the_shortened_model(data,
         assert getattr(found, key, None) == getattr(model.config, key, None)
 
 
-def unchecked(sizes: dict[str, int]) -> Student:
+def unchecked(sizes):
     """Sizes that the schema, which sees two of them, would refuse."""
     made = Sizes.model_construct(**{**dict.fromkeys(Sizes.model_fields), **sizes})
     return Student.model_construct(model="m", layers=None, config=made)

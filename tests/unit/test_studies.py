@@ -1,12 +1,8 @@
 """What the documents show of studies is what their files hold."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ import routing
 import routing_rule
 from pages import shown
 
-STUDIES: dict[str, tuple[Path, Path, str, Callable[[list[dict[str, Any]]], str]]] = {
+STUDIES = {
     study.MARK: (study.RESULTS, study.PAGE, study.MARK, study.tables)
     for study in (entity_experts, label_experts, label_sets, routing)
 }

@@ -1,7 +1,5 @@
 """Sweeps: their settings, the phases that runs share, and what is made of several seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +79,7 @@ def test_keys_with_a_plus_have_the_same_value_in_each_run():
     assert len({variant.name for variant in found}) == 4
 
 
-def sweep_of(recipe: Path, *arguments: str) -> Sweep:
+def sweep_of(recipe, *arguments):
     folder = recipe.parent / "sweep"
     fixed, found = variants(arguments)
     recipes = {one: load_recipe(recipe, [*fixed, *one.overrides]) for one in found}
@@ -117,7 +114,7 @@ def test_a_sweep_goes_on_with_the_recipe_that_it_began_with(toy_recipe, tmp_path
     written = toy_recipe.read_text()
     sweep_of(toy_recipe, "seed=1,2").begin()
 
-    def resumed(*more: str) -> Sweep:
+    def resumed(*more):
         check_folder(tmp_path / "sweep", resume=True)
         return sweep_of(toy_recipe, "seed=1,2", *more)
 
@@ -173,7 +170,7 @@ def test_a_run_begins_from_a_shared_one_and_neither_changes_the_other(toy_recipe
 # ----------------------------------------------------------------------------------- results
 
 
-def results(score: float, choosing: float | None, **more: Any) -> dict[str, Any]:
+def results(score, choosing, **more):
     """What results.json has of a run."""
     average = {
         "role": "student",
@@ -192,7 +189,7 @@ def results(score: float, choosing: float | None, **more: Any) -> dict[str, Any]
     return {**found, **more}
 
 
-def runs(scores: dict[str, list[float]], choosing: dict[str, float]) -> dict[Variant, Any]:
+def runs(scores, choosing):
     return {
         Variant((f"rate={rate}", f"seed={seed}")): run_result(results(score, choosing[rate]))
         for rate, each in scores.items()
@@ -200,7 +197,7 @@ def runs(scores: dict[str, list[float]], choosing: dict[str, float]) -> dict[Var
     }
 
 
-def two_students(size: int, seed: int, shipped: str = "grown") -> dict[str, Any]:
+def two_students(size, seed, shipped="grown"):
     """Of a sweep over `size`, which the student `same` does not depend on."""
     found = results(0.7 + size / 10, None, student=shipped)
     trained, judged = found["phases"]
@@ -210,7 +207,7 @@ def two_students(size: int, seed: int, shipped: str = "grown") -> dict[str, Any]
     return run_result(found)
 
 
-def of_two_students(*shipped: tuple[str, str]) -> dict[Variant, Any]:
+def of_two_students(*shipped):
     return {
         Variant((f"size={size}", f"seed={seed}")): two_students(size, seed, name)
         for size, names in enumerate(shipped, start=1)
@@ -218,30 +215,30 @@ def of_two_students(*shipped: tuple[str, str]) -> dict[Variant, Any]:
     }
 
 
-def of_settings() -> dict[Variant, Any]:
+def of_settings():
     return runs({"1": [0.7, 0.72], "2": [0.8, 0.82]}, {"1": 0.75, "2": 0.74})
 
 
-def with_missing_seeds() -> dict[Variant, Any]:
+def with_missing_seeds():
     """One lucky seed, where the others failed, is no mean of three."""
     made = runs({"1": [0.7, 0.72, 0.71], "2": [0.9, 0.5, 0.5]}, {"1": 0.75, "2": 0.9})
     return {of: run for of, run in made.items() if of.setting == ("rate=1",) or of.seed == "0"}
 
 
-def undefined() -> dict[Variant, Any]:
+def undefined():
     made = {variant: {**run, "choosing": None} for variant, run in with_missing_seeds().items()}
     made[Variant(("rate=2", "seed=0"))]["choosing"] = 0.9
     return made
 
 
-def not_learnt() -> dict[Variant, Any]:
+def not_learnt():
     made = runs({"1": [0.7, 0.72], "2": [0.5, 0.5], "3": [0.5, 0.7]}, dict.fromkeys("123", 0.5))
     for variant, run in made.items():
         run["choosing"] = 0.9 if variant.setting == ("rate=2",) else 0.5
     return made
 
 
-def of_one_seed() -> dict[Variant, Any]:
+def of_one_seed():
     return {Variant((f"rate={rate}",)): run_result(results(0.7, None)) for rate in (1, 2)}
 
 
@@ -300,7 +297,7 @@ def test_a_student_has_the_score_of_its_own_task_by_which_it_is_chosen():
     assert alone["choosing"] is None and not alone["chooses"]
 
 
-def save_run(folder: Path, right: np.ndarray | None) -> None:
+def save_run(folder, right):
     """Of a student `average` that is right there, and one that is right elsewhere; without
     predictions where it is None."""
     run = RunFolder(folder)
@@ -429,7 +426,7 @@ def test_a_mistake_of_ours_ends_the_runs(tmp_path, monkeypatch):
     children = [Child(name, (name,), tmp_path / f"{name}.txt") for name in names]
     pool = Pool(2)
 
-    def fails(ended: Any) -> None:
+    def fails(ended):
         with closing(ended):
             assert next(ended)[0].name == "short"
             raise ValueError("planted")

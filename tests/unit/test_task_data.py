@@ -1,15 +1,10 @@
 """A task's data, without a run."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from toys import make_tiny_bert
@@ -27,12 +22,12 @@ from ds_distill.tasks.kind import TaskData
 class Made:
     """The data of a recipe's task, in a folder of their own, and the bars that were shown."""
 
-    def __init__(self, settings: dict[str, Any], folder: Path, *models: Path) -> None:
+    def __init__(self, settings, folder, *models):
         recipe = validate(Recipe, settings)
         task = recipe.tasks_by_name[LONE_TASK]
         source = open_source(task)
         kind = TASKS[task.type].load()(task, source.labels)
-        self.bars: list[str] = []
+        self.bars = []
         self.models = [ModelReference(path.name, str(path)) for path in models]
         self.data = TaskData(
             recipe,
@@ -46,14 +41,14 @@ class Made:
         )
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Any]:
+    def bar(self, label, total):
         self.bars.append(label)
         yield SimpleNamespace(advance=lambda steps: None)
 
 
 def test_equal_tokenizers_share_a_table_that_is_made_once(
-    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+    masked_lm_settings, tiny_models, tmp_path
+):
     again = shutil.copytree(tiny_models["toy"], tmp_path / "again")
     settings = copy.deepcopy(masked_lm_settings)
     for bars in (
@@ -69,9 +64,7 @@ def test_equal_tokenizers_share_a_table_that_is_made_once(
         assert known == len(tokenizer) == made.data.vocabulary(made.models[0])
 
 
-def test_rows_that_pad_a_vocabulary_are_no_tokens(
-    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_rows_that_pad_a_vocabulary_are_no_tokens(masked_lm_settings, tiny_models, tmp_path):
     padded = shutil.copytree(tiny_models["toy"], tmp_path / "padded")
     config = json.loads((padded / "config.json").read_text())
     (padded / "config.json").write_text(json.dumps({**config, "vocab_size": 128}))
@@ -85,8 +78,8 @@ def test_rows_that_pad_a_vocabulary_are_no_tokens(
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_the_training_split_is_of_the_first_training(
-    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path, trains: bool
-) -> None:
+    masked_lm_settings, tiny_models, tmp_path, trains
+):
     settings = copy.deepcopy(masked_lm_settings)
     *trainings, evaluation = settings["phases"]
     trainings[0]["fine-tune"]["split"] = "validation"
@@ -95,17 +88,15 @@ def test_the_training_split_is_of_the_first_training(
     assert made.data.training_split == ("validation" if trains else None)
 
 
-def test_what_fits_routing_is_no_training(
-    toy_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_fits_routing_is_no_training(toy_settings, tiny_models, tmp_path):
     phases = [{"expertise": {"split": "validation"}}, *toy_settings["phases"]]
     made = Made({**toy_settings, "phases": phases}, tmp_path, tiny_models["toy"])
     assert made.data.training_split == "train"
 
 
 def test_texts_stay_where_they_are_and_a_split_that_has_changed_is_refused(
-    toy_settings: dict[str, Any], toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+    toy_settings, toy_task, tiny_models, tmp_path
+):
     source = shutil.copytree(toy_task, tmp_path / "source")
     task = {**toy_settings["task"], "data": {"path": str(source)}}
     settings = {**toy_settings, "task": task}
@@ -122,9 +113,7 @@ def test_texts_stay_where_they_are_and_a_split_that_has_changed_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["token-classification", "extractive-qa"])
-def test_a_later_model_that_lacks_tokens_of_rows_is_refused(
-    kind: str, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_later_model_that_lacks_tokens_of_rows_is_refused(kind, tiny_models, tmp_path):
     """One that reads letters has no room for the windows of words that another fills."""
     words = ["cat", "dog"] * 30
     row = {"tokens": words, "tags": ["O"] * 60, "question": "we saw", "context": " ".join(words)}

@@ -1,13 +1,8 @@
 """The key `metric` of a task: how it is written, and what `check` refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 from kinds import jsonl, write
@@ -15,13 +10,11 @@ from runs import written
 
 from ds_distill.check.check import check_data, open_sources
 from ds_distill.errors import UserError
-from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS, reported_metrics
 from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
 from ds_distill.recipe.metrics.tokens import Perplexity
 from ds_distill.recipe.tasks import metric_of
-
-Load = Callable[..., Recipe]
 
 
 @pytest.fixture
@@ -29,9 +22,7 @@ def load(tmp_path, toy_settings):
     """The toy recipe with other keys of the task, another task or other phases. Its labels are
     animal, food, weather."""
 
-    def made(
-        phases: list[Any] | None = None, task: dict[str, Any] | None = None, **keys: Any
-    ) -> Recipe:
+    def made(phases=None, task=None, **keys):
         settings = {**toy_settings, "task": task or {**toy_settings["task"], **keys}}
         settings |= {} if phases is None else {"phases": phases}
         return load_recipe(written(settings, tmp_path))
@@ -50,7 +41,7 @@ def test_a_metric_is_a_name_or_a_section(load, tmp_path):
     assert load_recipe(tmp_path / "written.yaml") == recipe
 
 
-def lines_of(file: Path) -> list[dict[str, Any]]:
+def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

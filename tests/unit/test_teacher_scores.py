@@ -1,10 +1,7 @@
 """Which teachers are scored before which phase, and what stops a run."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ from ds_distill.tasks.labelled import RegressionKind, SingleLabelKind
 NAMES = ["a", "b", "c"]
 
 
-def run_of(settings: dict[str, Any], phases: list[Any], **more: Any) -> Any:
+def run_of(settings, phases, **more):
     """A run of the toy recipe: `first` is trained by a phase, and `second` comes trained."""
     made = {**copy.deepcopy(settings), "phases": phases}
     recipe = validate(Recipe, made)
@@ -57,18 +54,18 @@ DISTIL = {"distil": {"split": "transfer", "losses": {"kl": {}}}}
 EVALUATE = {"evaluate": {}}
 
 
-def ready(run: Any) -> list[list[str]]:
+def ready(run):
     return [[one.name for one in _ready(at, run)] for at in range(len(run.recipe.phases))]
 
 
 def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(toy_settings, masked_lm_settings):
-    phases: list[Any] = [TEACH, CACHE, {"expertise": {}}, DISTIL, EVALUATE]
+    phases = [TEACH, CACHE, {"expertise": {}}, DISTIL, EVALUATE]
     both = ["first", "second"]
     of_all = run_of(toy_settings, phases)
     assert ready(of_all) == [["second"], ["second"], ["second"], both, []]
     assert _focus(3, of_all, SimpleNamespace(name="first")) == [1, 0]
     assert _focus(3, of_all, SimpleNamespace(name="second")) is None
-    leaves: list[Any] = [*phases[:2], {"expertise": {"leave_out": "unqualified"}}, *phases[3:]]
+    leaves = [*phases[:2], {"expertise": {"leave_out": "unqualified"}}, *phases[3:]]
     assert ready(run_of(toy_settings, leaves)) == [[], [], [], both, []], "that phase chooses"
     assert ready(run_of(toy_settings, [TEACH, CACHE, EVALUATE])) == [[], [], []], "none teaches"
     of_all.observer = object()
@@ -92,14 +89,14 @@ def test_each_is_scored_as_soon_as_it_is_what_it_will_teach_as(toy_settings, mas
 def test_what_is_below_the_commonest_label_beyond_chance_stops(predicted, trained, of_words, stops):
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
     found = label_doubt(np.eye(3)[predicted], labels, NAMES)
-    run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
-    reference: Any = SimpleNamespace(trained=trained)
+    run = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
+    reference = SimpleNamespace(trained=trained)
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
 
 
 def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning():
-    lines: list[str] = []
-    events: list[str] = []
+    lines = []
+    events = []
     log = SimpleNamespace(
         info=lines.append, event=lambda kind, **about: events.append(about["text"])
     )
@@ -107,14 +104,14 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning():
     assert found is not None and found.is_worthless
     scores = SimpleNamespace(read_teacher_scores=lambda: [])
     kind = SimpleNamespace(label_doubt=lambda *given: found)
-    run: Any = SimpleNamespace(log=log, kind=kind, folder=scores, task_name="task")
+    run = SimpleNamespace(log=log, kind=kind, folder=scores, task_name="task")
     for name, role, called in (
         ("ann", "teacher", "teacher ann"),
         ("ann", "checkpoint", "checkpoint ann"),
         ("checkpoint", "checkpoint", "checkpoint"),
     ):
-        one: Any = SimpleNamespace(name=name, trained=True, label_map=None)
-        about: Any = "evaluate", "test", [one], {name: None}, None, role
+        one = SimpleNamespace(name=name, trained=True, label_map=None)
+        about = "evaluate", "test", [one], {name: None}, None, role
         [text] = warn_of_teachers(run, *about)
         assert text.startswith(f"{called}: accuracy 25.0% on test")
         assert lines[-1] == f"WARNING: {text}" and events[-1] == text
@@ -136,8 +133,8 @@ SHOWN_BY = {
 }
 
 
-def kind_of(metric: str) -> SingleLabelKind:
-    settings: Any = {"type": "single-label", "data": {"path": "x"}, "metric": metric}
+def kind_of(metric):
+    settings = {"type": "single-label", "data": {"path": "x"}, "metric": metric}
     return SingleLabelKind(SingleLabel.model_validate(settings), ["no", "yes"])
 
 
@@ -147,8 +144,8 @@ def test_a_detector_of_a_rare_class_is_judged_by_the_tasks_metric(metric):
     and always `no` 90 times."""
     kind = kind_of(metric)
     examples = Units.plain(torch.arange(200).view(-1, 2), np.array(MAJORITY))
-    run: Any = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False), kind=kind)
-    reference: Any = SimpleNamespace(trained=True)
+    run = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False), kind=kind)
+    reference = SimpleNamespace(trained=True)
     detector, useless = (kind.label_doubt(np.eye(2)[told], examples) for told in (FINDS, MISSES))
     assert (detector is None) is (metric != "accuracy"), detector
     assert detector is None or _teaches_nothing(run, reference, detector)
@@ -172,8 +169,8 @@ def test_an_order_that_is_wrong_is_told_whatever_the_metric():
     swapped = np.repeat([1, 0, 2], [50, 30, 20])
     found = kind.label_doubt(np.eye(3)[swapped], examples)
     assert found is not None and found.order == [1, 0, 2]
-    run: Any = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False))
-    assert _teaches_nothing(run, SimpleNamespace(trained=False), found)  # type: ignore[arg-type]
+    run = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False))
+    assert _teaches_nothing(run, SimpleNamespace(trained=False), found)
 
 
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
@@ -191,9 +188,9 @@ def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_
     keys, says, tmp_path, toy_settings
 ):
     tr.BertConfig(num_labels=1, **keys).save_pretrained(tmp_path / "m")
-    lines: list[str] = []
+    lines = []
     log = SimpleNamespace(info=lines.append, event=lambda kind, **about: None)
-    settings: Any = {"type": "regression", "data": {"path": "x"}}
+    settings = {"type": "regression", "data": {"path": "x"}}
     run = run_of(
         toy_settings,
         [CACHE, DISTIL],
@@ -204,9 +201,7 @@ def test_numbers_worse_than_the_mean_label_are_told_with_what_may_be_behind_the_
         knows=lambda reference, examples: np.ones(len(examples), dtype=bool),
     )
     run.task = run.kind.settings
-    one: Any = SimpleNamespace(
-        name="first", model=str(tmp_path / "m"), revision=None, predictions=None
-    )
+    one = SimpleNamespace(name="first", model=str(tmp_path / "m"), revision=None, predictions=None)
     one.label_map, one.trained = None, False
     examples = Units.plain(torch.arange(8).view(-1, 2), np.array([0.0, 1, 0, 1], dtype=np.float32))
     for of_model, doubted in (([-4.0, 4, -4, 4], True), ([0.4, 0.6, 0.4, 0.6], False)):

@@ -2,15 +2,10 @@
 each; what they read is prefetched, whatever else runs in between. What a cache stores of one is
 decoded where and when it is needed."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import engines
 import pytest
@@ -33,12 +28,11 @@ from transformers import (
 from unit.test_routing import make_fitted, make_table
 from waits import Waits
 
-from ds_distill.cache.codecs import CompactCodec, StoredLogits, VocabularyCodec
+from ds_distill.cache.codecs import CompactCodec, StoredLogits
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config, micro_batches_together
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs
 from ds_distill.models import packed_deberta
 from ds_distill.models.bundle import Bundle
@@ -47,13 +41,13 @@ from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
 from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals
-from ds_distill.views import PackedView, PaddedView, View, join
+from ds_distill.views import PackedView, PaddedView, join
 
 PADDING = 1
 """RoBERTa's, which numbers positions by it."""
 
 
-def view_of(lengths: list[int], rows: str, seed: int = 0) -> PaddedView:
+def view_of(lengths, rows, seed=0):
     """Examples of tokens from 5 on; `rows`: `examples`, `tokens` or `answers`."""
     generator = torch.Generator().manual_seed(seed)
     width = max(lengths)
@@ -74,11 +68,9 @@ def view_of(lengths: list[int], rows: str, seed: int = 0) -> PaddedView:
     st.sampled_from(["examples", "tokens", "answers"]),
     st.booleans(),
 )
-def test_joined_views_have_the_examples_and_rows_of_each(
-    batches: list[list[int]], rows: str, packed: bool
-) -> None:
+def test_joined_views_have_the_examples_and_rows_of_each(batches, rows, packed):
     padded = [view_of(lengths, rows, seed) for seed, lengths in enumerate(batches)]
-    views: list[View] = [PackedView.of(view) for view in padded] if packed else [*padded]
+    views = [PackedView.of(view) for view in padded] if packed else [*padded]
     whole = join(views)
     assert isinstance(whole, PackedView if packed else PaddedView)
     tokens = [ids.tolist() for view in views for ids in view.tokens()]
@@ -91,16 +83,14 @@ def test_joined_views_have_the_examples_and_rows_of_each(
         before += view.num_examples
     assert whole.example_indices.tolist() == examples
     if rows == "tokens":
-        assert whole.positions is not None
         read = [view.input_ids.flatten()[view.positions] for view in views]
         assert torch.equal(whole.input_ids.flatten()[whole.positions], torch.cat(read))
     if rows == "answers":
-        assert whole.candidates is not None
         of_each = [row[row >= 0].tolist() for row in whole.candidates]
         assert of_each == [list(range(length)) for lengths in batches for length in lengths]
 
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 40,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -108,7 +98,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 16,
     "max_position_embeddings": 12,
 }
-TEACHERS: dict[str, tuple[str, Any, str]] = {
+TEACHERS = {
     "examples": ("bert", AutoModelForSequenceClassification, "examples"),
     "partial": ("bert", AutoModelForSequenceClassification, "examples"),
     # The longest example fills all positions but those that RoBERTa leaves out.
@@ -120,7 +110,7 @@ TEACHERS: dict[str, tuple[str, Any, str]] = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", TEACHERS)
-def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed: bool) -> None:
+def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind, packed):
     family, head, rows = TEACHERS[kind]
     more = {} if head is AutoModelForQuestionAnswering else {"num_labels": 3}
     more |= {"pad_token_id": PADDING} if family == "roberta" else {}
@@ -133,7 +123,7 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed:
     bundle = Bundle(make_student(0.0), {"t": teacher}, terms, label_maps=maps)
     batches = []
     for seed, lengths in enumerate([[3, 10, 2], [5, 1], [4, 4, 4, 7]]):
-        view: View = view_of(lengths, rows, seed)
+        view = view_of(lengths, rows, seed)
         batches.append(replace(make_batch(), views={"t": PackedView.of(view) if packed else view}))
     for batch, found in zip(batches, bundle(batches), strict=True):
         [alone] = bundle([batch])
@@ -154,9 +144,7 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed:
 MICRO_STEPS = 4
 
 
-def engine_of(
-    world: World, config: str = "zero3_fp32", router: Router | None = None, **options: Any
-) -> Engine:
+def engine_of(world, config="zero3_fp32", router=None, **options):
     teachers = {name: make_student(0.3) for name in ("first", "second")}
     for number, teacher in enumerate(teachers.values()):
         with torch.no_grad():
@@ -167,7 +155,7 @@ def engine_of(
     return engines.engine_of(world, bundle, config, decay=0.1, micro_steps=MICRO_STEPS, **options)
 
 
-def micro_batches(step: int) -> list[Batch]:
+def micro_batches(step):
     """Of unlike lengths."""
     found = []
     for number in range(MICRO_STEPS):
@@ -182,9 +170,9 @@ class Gathers:
     """Counts how often each weight is gathered, ahead of the module that needs it or not, and the
     records of what to prefetch that DeepSpeed drops."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-        self.ahead: Counter[Any] = Counter()
-        self.late: Counter[Any] = Counter()
+    def __init__(self, monkeypatch, engine):
+        self.ahead = Counter()
+        self.late = Counter()
         self.dropped = 0
         own = PartitionedParameterCoordinator
         gather, fetch, drop = (
@@ -193,18 +181,18 @@ class Gathers:
             own._invalidate_trace,
         )
 
-        def watched_fetch(coordinator: Any, module: Any, **options: Any) -> None:
+        def watched_fetch(coordinator, module, **options):
             self.module = module
             fetch(coordinator, module, **options)
 
-        def watched_gather(coordinator: Any, weights: Any, forward: bool) -> None:
+        def watched_gather(coordinator, weights, forward):
             leaf = getattr(self.module, "_z3_leaf", False)
             here = set(self.module.parameters(recurse=leaf))
             counter = self.late if set(weights) <= here else self.ahead
             counter.update(weight for weight in weights if weight.ds_status.name != "AVAILABLE")
             gather(coordinator, weights, forward)
 
-        def watched_drop(coordinator: Any) -> None:
+        def watched_drop(coordinator):
             self.dropped += 1
             drop(coordinator)
 
@@ -215,7 +203,7 @@ class Gathers:
         monkeypatch.setattr(own, "_invalidate_trace", watched_drop)
         self._teachers = list(engine.bundle.teachers.parameters())
 
-    def of_teachers(self) -> list[int]:
+    def of_teachers(self):
         found = [self.ahead[weight] + self.late[weight] for weight in self._teachers]
         self.ahead.clear()
         self.late.clear()
@@ -223,9 +211,7 @@ class Gathers:
 
 
 @pytest.mark.parametrize(("max_length", "times"), [(8, 1), (2**13, 2), (2**16, 4)])
-def test_a_teachers_weights_are_gathered_once_a_step(
-    world: World, monkeypatch: pytest.MonkeyPatch, max_length: int, times: int
-) -> None:
+def test_a_teachers_weights_are_gathered_once_a_step(world, monkeypatch, max_length, times):
     """Or once for every TOKENS_AT_ONCE."""
     together = micro_batches_together(3, 4, MICRO_STEPS, max_length)
     engine = engine_of(world, together=together)
@@ -237,7 +223,7 @@ def test_a_teachers_weights_are_gathered_once_a_step(
     engine.close()
 
 
-def test_each_kind_of_pass_is_prefetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_pass_is_prefetched(world, monkeypatch):
     engine = engine_of(world, student_resident=False)
     gathers = Gathers(monkeypatch, engine)
     student = list(engine.bundle.students["student"].parameters())
@@ -257,7 +243,7 @@ def test_each_kind_of_pass_is_prefetched(world: World, monkeypatch: pytest.Monke
     engine.close()
 
 
-def test_a_prediction_releases_what_a_step_would_keep(world: World) -> None:
+def test_a_prediction_releases_what_a_step_would_keep(world):
     """For its backward pass."""
     engine = engine_of(world, student_resident=False)
     for step in range(2):
@@ -268,7 +254,7 @@ def test_a_prediction_releases_what_a_step_would_keep(world: World) -> None:
     engine.close()
 
 
-def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world: World) -> None:
+def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world):
     """DeepSpeed counts it among the bundle's own weights from then on, which the records of other
     kinds of pass lack: it raised an error."""
     config = BertConfig(**SIZES)
@@ -291,8 +277,8 @@ def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world: Wo
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_linear_layers_are_torchs_unless_the_student_is_sharded(
-    world: World, resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, resident, tmp_path, monkeypatch
+):
     """DeepSpeed's hold no gathered weight for the backward pass. They add the bias by itself, which
     rounds twice in bf16, and stay in the place of torch's as long as the process runs."""
     plain = torch._C._nn.linear
@@ -305,7 +291,7 @@ def test_linear_layers_are_torchs_unless_the_student_is_sharded(
     assert (functional.linear is plain) == resident
 
 
-def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
+def losses_of_three_steps(engine):
     torch.manual_seed(1)
     found = []
     for first in range(0, 3, engine.steps_ahead):
@@ -316,7 +302,7 @@ def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("config", ["zero1_fp32", "zero3_fp32"])
-def test_losses_are_those_of_a_pass_per_micro_step(world: World, config: str) -> None:
+def test_losses_are_those_of_a_pass_per_micro_step(world, config):
     """Of a quarter of the teachers' passes, or a twelfth. The student drops out the same, since
     teachers draw nothing."""
     found = []
@@ -333,9 +319,7 @@ def test_losses_are_those_of_a_pass_per_micro_step(world: World, config: str) ->
                 torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gate_reads_the_states_of_each_micro_batch(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gate_reads_the_states_of_each_micro_batch(world, monkeypatch):
     names = ("first", "second")
     table = make_table({name: [1] * 3 for name in names}, [1] * 3, names)
     router = Router("gate", fitted=make_fitted(table, width=8))
@@ -355,12 +339,12 @@ def test_a_gate_reads_the_states_of_each_micro_batch(
 LAYERS = 8
 
 
-def deep_engine(world: World, folder: Path, packed: bool, *, stage: int = 3, **zero: int) -> Engine:
+def deep_engine(world, folder, packed, *, stage=3, **zero):
     """To predict with a teacher of LAYERS layers. packed: a DeBERTa that reads packed views."""
     file = folder / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": stage, **zero}}))
     sizes = {**SIZES, "num_hidden_layers": LAYERS}
-    config: Any = BertConfig(**sizes)
+    config = BertConfig(**sizes)
     if packed:
         config = DebertaV2Config(
             **sizes, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
@@ -369,14 +353,14 @@ def deep_engine(world: World, folder: Path, packed: bool, *, stage: int = 3, **z
     return Engine(Bundle(None, {"t": teacher}), deepspeed_config(str(file), None, 1), world)
 
 
-def most_whole(engine: Engine, batch: Batch) -> tuple[float, int]:
+def most_whole(engine, batch):
     """How many layers' weights are whole or on the way at once, at most, and how often DeepSpeed's
     hooks ran; in the third pass, when it knows what comes."""
     layers = layers_of(engine.bundle.teachers["t"])
     weights = [weight for layer in layers for weight in layer.parameters()]
     found, fetches = 0, 0
 
-    def look(*_: object) -> None:
+    def look(*_):
         nonlocal found
         whole = [weight.ds_numel for weight in weights if weight.ds_status.name != "NOT_AVAILABLE"]
         found = max(found, sum(whole))
@@ -384,7 +368,7 @@ def most_whole(engine: Engine, batch: Batch) -> tuple[float, int]:
     own = engine._engine.optimizer.get_param_coordinator()
     fetch = own.fetch_sub_module
 
-    def counted(*arguments: Any, **options: Any) -> None:
+    def counted(*arguments, **options):
         nonlocal fetches
         fetches += 1
         fetch(*arguments, **options)
@@ -405,12 +389,10 @@ def most_whole(engine: Engine, batch: Batch) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_few_layers_of_a_teacher_are_whole_at_once(
-    world: World, tmp_path: Path, packed: bool
-) -> None:
+def test_few_layers_of_a_teacher_are_whole_at_once(world, tmp_path, packed):
     """Of 8; and the layers are gathered in one piece, or in few. What a user's config says goes
     before."""
-    view: View = view_of([5, 9, 2, 3], "examples")
+    view = view_of([5, 9, 2, 3], "examples")
     batch = replace(make_batch(), views={"t": PackedView.of(view) if packed else view})
     engine = deep_engine(world, tmp_path, packed)
     whole, fetches = most_whole(engine, batch)
@@ -425,9 +407,7 @@ def test_few_layers_of_a_teacher_are_whole_at_once(
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_position_tables_are_kept_of_whole_weights_alone(
-    world: World, tmp_path: Path, stage: int
-) -> None:
+def test_position_tables_are_kept_of_whole_weights_alone(world, tmp_path, stage):
     view = PackedView.of(view_of([5, 9, 2, 3], "examples"))
     engine = deep_engine(world, tmp_path, packed=True, stage=stage)
     engine.predict(replace(make_batch(), views={"t": view}), ["t"])
@@ -436,11 +416,11 @@ def test_position_tables_are_kept_of_whole_weights_alone(
     engine.close()
 
 
-def test_a_step_does_not_wait_for_the_device(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_wait_for_the_device(world, monkeypatch):
     """DeepSpeed's throughput timer did, twice a micro-step; a user may want it."""
     waits = 0
 
-    def wait(*_: object) -> None:
+    def wait(*_):
         nonlocal waits
         waits += 1
 
@@ -456,11 +436,11 @@ def test_a_step_does_not_wait_for_the_device(world: World, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def pinned(monkeypatch):
     """The tensors that were pinned since: copies, as there is no pinned memory without a GPU."""
-    found: list[torch.Tensor] = []
+    found = []
 
-    def pin(tensor: torch.Tensor) -> torch.Tensor:
+    def pin(tensor):
         found.append(tensor.clone())
         return found[-1]
 
@@ -468,7 +448,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-def test_a_batch_is_pinned_whole(pinned: list[torch.Tensor]) -> None:
+def test_a_batch_is_pinned_whole(pinned):
     batch = micro_batches(0)[0]
     padded = batch.views["first"]
     batch = replace(
@@ -483,7 +463,7 @@ def test_a_batch_is_pinned_whole(pinned: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dummy", [False, True])
-def test_what_a_cache_stores_is_pinned(pinned: list[torch.Tensor], dummy: bool) -> None:
+def test_what_a_cache_stores_is_pinned(pinned, dummy):
     """Also where no token is masked: then it is a dummy row's logits."""
     codec = CompactCodec(16)
     signals = Signals(StoredLogits(codec.encode(torch.zeros(3, 16)), codec, 1.0))
@@ -496,7 +476,7 @@ def test_what_a_cache_stores_is_pinned(pinned: list[torch.Tensor], dummy: bool) 
         assert len(output) == 1 and [id(output)] == [*map(id, pinned)]
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
+def tensors_of(value):
     """All that can be reached from a value."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -508,7 +488,7 @@ V, ROWS, STORED_STEPS = 500, 4, 8
 COMPACT = CompactCodec(V, 0.01).to_json()
 
 
-def batch_of(rows: int, seed: int, codec: dict[str, Any] | None) -> Batch:
+def batch_of(rows, seed, codec):
     """A batch of masked tokens and a teacher's logits, as a cache gives them."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, V, (rows, 4), generator=draw)
@@ -523,7 +503,7 @@ def batch_of(rows: int, seed: int, codec: dict[str, Any] | None) -> Batch:
     return Batch.from_views({"student": view}, labels, signals={"t": signals})
 
 
-def engine_with(world: World) -> Engine:
+def engine_with(world):
     sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1}
     student = built("bert", AutoModelForMaskedLM, "sdpa", **sizes)
     bundle = Bundle(student, {}, terms_of({"kl": {}}, TermInputs(16)))
@@ -533,7 +513,7 @@ def engine_with(world: World) -> Engine:
 
 
 @pytest.fixture
-def new_objects_alone() -> Iterator[None]:
+def new_objects_alone():
     """`gc` looks at nothing that was imported before: half a second each time."""
     gc.collect()
     gc.freeze()
@@ -541,7 +521,7 @@ def new_objects_alone() -> Iterator[None]:
     gc.unfreeze()
 
 
-def decoded_rows() -> int:
+def decoded_rows():
     """Rows of float32 [n, V] that are alive, the student's left out."""
     gc.collect()
     return sum(
@@ -556,7 +536,7 @@ def decoded_rows() -> int:
 
 @pytest.mark.parametrize("codec", [COMPACT, None])
 @pytest.mark.usefixtures("new_objects_alone")
-def test_one_micro_batch_is_decoded_at_a_time(world: World, codec: dict[str, Any] | None) -> None:
+def test_one_micro_batch_is_decoded_at_a_time(world, codec):
     """Whatever a step's batch: decoded, it is [rows, V] in float32. The losses are the same."""
     micro_batches = [batch_of(ROWS, seed, codec) for seed in range(STORED_STEPS)]
     engine, alive = engine_with(world), []
@@ -574,7 +554,7 @@ def test_one_micro_batch_is_decoded_at_a_time(world: World, codec: dict[str, Any
 
 
 @pytest.mark.parametrize("codec", [COMPACT, None])
-def test_moving_is_not_decoding(codec: dict[str, Any] | None) -> None:
+def test_moving_is_not_decoding(codec):
     batch = batch_of(3, 0, codec)
     moved = batch.moved("cpu", {})
     with pytest.raises(ValueError, match="decode them"):
@@ -593,9 +573,7 @@ FITTED = CompactCodec(V, 0.01).fit([3 * torch.randn(64, V, generator=torch.manua
 
 
 @pytest.mark.parametrize("codec", [FITTED, CompactCodec(V)])
-def test_decoding_waits_for_nothing(
-    codec: VocabularyCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_waits_for_nothing(codec, monkeypatch):
     """What is checked and counted was so before the bytes were pinned, and the codec's tables are
     on the device."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
@@ -605,7 +583,7 @@ def test_decoding_waits_for_nothing(
     wanted = stored.to(cpu)
     moves = torch.Tensor.to
 
-    def to(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def to(tensor, *args, **options):
         if isinstance(args[0], torch.device):
             copied.append(id(tensor))
         return moves(tensor, *args, **options)
@@ -620,6 +598,6 @@ def test_decoding_waits_for_nothing(
         assert torch.equal(one, other)
 
 
-def tensors(decoded: Any) -> list[torch.Tensor]:
+def tensors(decoded):
     held = [decoded] if isinstance(decoded, torch.Tensor) else vars(decoded).values()
     return [one for one in held if isinstance(one, torch.Tensor)]

@@ -1,10 +1,7 @@
 """What terms need of the models and of a cache: `check` finds it out. The cases are in
 term_needs.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +16,7 @@ from ds_distill.recipe import load_recipe
 READ = yaml.safe_load(Path(__file__).with_name("term_needs.yaml").read_text(encoding="utf-8"))
 
 
-def mistakes(case: dict[str, Any], folder: Path) -> list[str]:
+def mistakes(case, folder):
     sizes = {"t": {}, **case.get("models", {}), "student": {}}
     models = {
         name: {"model": str(make_tiny_bert(folder / name, toy_vocabulary(), **of))}

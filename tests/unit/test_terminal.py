@@ -1,7 +1,5 @@
 """What strangers have named is shown on a terminal, not obeyed."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,9 +1,6 @@
 """Seconds of a training's parts."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,14 +29,14 @@ def test_a_part_is_without_the_parts_inside_it():
 
 
 @given(st.recursive(st.just([]), lambda inside: st.lists(inside, max_size=3), max_leaves=12))
-def test_parts_add_up_to_all_the_time(tree: list) -> None:  # type: ignore[type-arg]
+def test_parts_add_up_to_all_the_time(tree):
     """However they are nested, with the clock replaced by a count of its readings."""
     ticks = iter(range(10_000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.time, "perf_counter", lambda: next(ticks))
         timers = Timers(CPU)
 
-        def walk(nodes: list, depth: int) -> None:  # type: ignore[type-arg]
+        def walk(nodes, depth):
             for node in nodes:
                 with timed(f"at depth {depth}"):
                     walk(node, depth + 1)
@@ -76,7 +73,7 @@ def test_an_error_ends_its_part():
 
 
 def test_items_are_made_in_their_part_and_used_outside_it():
-    def slow() -> Iterator[int]:
+    def slow():
         for number in range(3):
             time.sleep(0.02)
             yield number

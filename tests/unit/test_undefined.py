@@ -1,11 +1,8 @@
 """A score that is not defined, as the correlation of a constant, in all that is said of a run."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from ds_distill.tables import Table
 METRICS_OF_NUMBERS = build_metrics("numbers")
 
 
-def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
+def results_of(predicted):
     """What results.json has of a run that evaluated models, by name their role and predictions.
     `one` is the student to ship."""
     truth = np.random.default_rng(0).normal(size=60)
@@ -73,9 +70,7 @@ CONSTANT = np.full(60, 3.0)
 
 @pytest.mark.parametrize("one", [GOOD, CONSTANT], ids=["defined", "undefined"])
 @pytest.mark.parametrize("other", [GOOD + NOISE, CONSTANT], ids=["defined", "undefined"])
-def test_an_undefined_score_is_shown_as_one(
-    one: np.ndarray, other: np.ndarray, tmp_path: Path
-) -> None:
+def test_an_undefined_score_is_shown_as_one(one, other, tmp_path):
     """In tables, verdict, page and side by side: as undefined, and never as level."""
     models = {
         "bert": ("teacher", other),
@@ -115,7 +110,7 @@ def test_an_undefined_score_is_shown_as_one(
     assert (str(to_first) == "undefined") == (one is CONSTANT)
 
 
-def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
+def test_a_setting_that_diverged_is_ranked_last_and_named():
     scores = {("1e-5", 1): GOOD, ("1e-5", 2): GOOD + NOISE, ("1", 1): GOOD, ("1", 2): CONSTANT}
     ended = {
         Variant((f"rate={rate}", f"seed={seed}")): run_result(results_of({"one": ("student", x)}))
@@ -140,7 +135,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named() -> None:
     )
 
 
-def test_a_mean_goes_on_where_a_model_has_no_score() -> None:
+def test_a_mean_goes_on_where_a_model_has_no_score():
     rates = ("1e-5", "1")
     diverged = {"good": ("1",), "bad": rates, "partly": ("1",)}
     for order in (["good", "bad", "partly"], ["bad", "good", "partly"]):

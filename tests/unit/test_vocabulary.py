@@ -1,11 +1,8 @@
 """A vocabulary that grows: old ids stay, rows of new words begin as those of their pieces, and
 hidden words are the same ones for every vocabulary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import datasets
 import numpy as np
@@ -20,10 +17,8 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
-    BertTokenizer,
     DistilBertConfig,
     ElectraConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerFast,
     RobertaConfig,
 )
@@ -37,7 +32,6 @@ from ds_distill.data.word_pieces import expand_tokenizer, pieces_of
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import score_words
-from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
@@ -45,7 +39,7 @@ from ds_distill.phases.expand_vocabulary import expand_embeddings
 
 
 @given(hostile | st.lists(st.sampled_from([*NEW, *OLD, "abc", "fff"]), max_size=5).map("".join))
-def test_any_text_is_cut_as_before_but_for_new_words(text: str) -> None:
+def test_any_text_is_cut_as_before_but_for_new_words(text):
     old, new = BEFORE(text)["input_ids"], AFTER(text)["input_ids"]
     assert not {one for one in new if len(OLD) <= one < KNOWN}
     assert new.count(UNKNOWN) <= old.count(UNKNOWN)
@@ -57,9 +51,7 @@ def test_any_text_is_cut_as_before_but_for_new_words(text: str) -> None:
 
 @given(st.lists(hostile.filter(str.strip), min_size=1, max_size=4), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_no_model_sees_a_word_that_the_teacher_does_not_know(
-    texts: list[str], every_token: bool
-) -> None:
+def test_no_model_sees_a_word_that_the_teacher_does_not_know(texts, every_token):
     """And only cross-entropy counts it."""
     split = texts_split(texts)
     tables = dict.fromkeys(("student", "teacher"), TokenTable(tokenise(split, AFTER, 40), AFTER))
@@ -80,7 +72,7 @@ def test_no_model_sees_a_word_that_the_teacher_does_not_know(
         assert sets["tokens"] == set(range(real)) - new and sets["all"] <= sets["tokens"]
 
 
-def test_new_ids_begin_behind_the_rows_that_there_are() -> None:
+def test_new_ids_begin_behind_the_rows_that_there_are():
     vocabulary = AFTER.get_vocab()
     assert {token: vocabulary[token] for token in OLD} == BEFORE.get_vocab()
     assert [vocabulary[token] for token in NEW] == [*range(KNOWN, KNOWN + len(NEW))]
@@ -89,7 +81,7 @@ def test_new_ids_begin_behind_the_rows_that_there_are() -> None:
     assert AFTER.tokenize("abcab (fed)") == ["abcab", "(", "fed", ")"]
 
 
-def test_an_expansion_is_the_same_each_time() -> None:
+def test_an_expansion_is_the_same_each_time():
     """Of pieces that are as frequent, too: the library's trainer alone takes them as its hashes
     fall."""
     words = [f"{first}{second}q" for first in "abcdefghijkl" for second in "mnopqrstuvwx"]
@@ -99,7 +91,7 @@ def test_an_expansion_is_the_same_each_time() -> None:
         assert len(found[0]) == size - KNOWN
 
 
-def ones(tokenizer: Any) -> float:
+def ones(tokenizer):
     """The share of the corpus's words that are one token each."""
     words = " ".join(CORPUS).replace("(", "( ").replace(")", " )").split()
     cut = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
@@ -108,7 +100,7 @@ def ones(tokenizer: Any) -> float:
 
 @given(st.floats(ones(BEFORE) + 0.01, 1.0))
 @settings(max_examples=20, deadline=None)
-def test_no_more_words_are_added_than_a_share_takes(share: float) -> None:
+def test_no_more_words_are_added_than_a_share_takes(share):
     after, found = expand_tokenizer(BEFORE, CORPUS, 200, KNOWN, share)
     assert found == NEW[: len(found)]
     assert ones(after) >= min(share, ones(AFTER)) > ones(BEFORE)
@@ -116,27 +108,27 @@ def test_no_more_words_are_added_than_a_share_takes(share: float) -> None:
     assert ones(fewer) < share or found == ["##f"]  # without which a word could become unknown
 
 
-def test_a_share_that_is_reached_already_is_refused() -> None:
+def test_a_share_that_is_reached_already_is_refused():
     with pytest.raises(UserError, match="are one token each before any is added"):
         expand_tokenizer(BEFORE, CORPUS, 200, KNOWN, ones(BEFORE))
 
 
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded(tmp_path):
     AFTER.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert again.get_vocab() == AFTER.get_vocab()
     assert again(CORPUS)["input_ids"] == AFTER(CORPUS)["input_ids"]
 
 
-def test_other_tokenizers_are_refused() -> None:
+def test_other_tokenizers_are_refused():
     backend = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     bpe = PreTrainedTokenizerFast(tokenizer_object=backend)
     with pytest.raises(UserError, match="is BPE, and only a WordPiece"):
         expand_tokenizer(bpe, CORPUS, 10, 2)
 
 
-SIZES: dict[str, Any] = {"vocab_size": KNOWN, "max_position_embeddings": 16}
-FAMILIES: dict[str, PreTrainedConfig] = {
+SIZES = {"vocab_size": KNOWN, "max_position_embeddings": 16}
+FAMILIES = {
     "bert": BertConfig(**SIZES, **BERT),
     "bert, untied": BertConfig(**SIZES, **BERT, tie_word_embeddings=False),
     "distilbert": DistilBertConfig(**SIZES, dim=16, n_layers=2, n_heads=2, hidden_dim=16),
@@ -145,7 +137,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_new_token_begins_as_the_mean_of_its_pieces(family: str, tmp_path: Path) -> None:
+def test_a_new_token_begins_as_the_mean_of_its_pieces(family, tmp_path):
     """As an input, and as an output, where it has the mean of their logits."""
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(FAMILIES[family]).eval()
@@ -182,13 +174,13 @@ def test_a_new_token_begins_as_the_mean_of_its_pieces(family: str, tmp_path: Pat
         (BertConfig(), 99, None),
     ],
 )
-def test_what_cannot_grow_is_refused(config: Any, size: int, why: str | None) -> None:
+def test_what_cannot_grow_is_refused(config, size, why):
     found = [*map(str, expansion_mistakes("phases.expand", config, BEFORE, KNOWN, size))]
     assert [why in one for one in found if why] == ([True] if why else [])
     assert len(found) == (1 if why else 0)
 
 
-def test_pieces_are_those_of_the_tokenizer() -> None:
+def test_pieces_are_those_of_the_tokenizer():
     vocabulary = BEFORE.get_vocab()
     for token in [*NEW, "abcab", "fade", "zz", "##zz"]:
         if not token.startswith("##"):
@@ -197,14 +189,14 @@ def test_pieces_are_those_of_the_tokenizer() -> None:
     assert pieces_of("##abe", vocabulary) == [vocabulary["##ab"], vocabulary["##e"]]
 
 
-def test_a_start_at_random() -> None:
+def test_a_start_at_random():
     model = AutoModelForMaskedLM.from_config(FAMILIES["bert"])
     expand_embeddings(model, BEFORE.get_vocab(), NEW, start="random")
     rows = model.get_input_embeddings().weight[KNOWN:]
     assert rows.std().item() == pytest.approx(model.config.initializer_range, rel=0.2)
 
 
-def test_no_new_tokens_leave_the_model_as_it_is() -> None:
+def test_no_new_tokens_leave_the_model_as_it_is():
     model = AutoModelForMaskedLM.from_config(FAMILIES["bert"])
     before = model.get_input_embeddings().weight.clone()
     expand_embeddings(model, BEFORE.get_vocab(), [])
@@ -215,9 +207,7 @@ RATE, SEED = 0.5, 3
 VOCABULARIES = {"old": BEFORE, "new": AFTER}
 
 
-def hidden(
-    texts: list[str], max_length: int, folder: Path, rate: float = RATE
-) -> dict[str, tuple[TokenTable, HiddenWords]]:
+def hidden(texts, max_length, folder, rate=RATE):
     """By vocabulary."""
     keys, found = torch.from_numpy(content_keys(texts)), {}
     for name, tokenizer in VOCABULARIES.items():
@@ -230,7 +220,7 @@ def hidden(
     return dict(zip(found, zip(tables, common, strict=True), strict=True))
 
 
-def spelled(tokenizer: BertTokenizer, table: TokenTable, words: HiddenWords) -> list[str]:
+def spelled(tokenizer, table, words):
     """Each hidden word."""
     said = []
     for example, first, pieces in zip(words.example, words.first, words.pieces, strict=True):
@@ -249,7 +239,7 @@ texts_of_words = st.lists(st.sampled_from([*CORPUS[0].split(), "fff", "ab"]), mi
     st.sampled_from([6, 9, 40]),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_same_words_are_hidden_whatever_cuts_them(texts: list[str], max_length: int) -> None:
+def test_the_same_words_are_hidden_whatever_cuts_them(texts, max_length):
     """Whole ones, also where a text is cut."""
     with TemporaryDirectory() as folder:
         found = hidden(texts, max_length, Path(folder), rate=1.0)
@@ -261,7 +251,7 @@ def test_the_same_words_are_hidden_whatever_cuts_them(texts: list[str], max_leng
     assert all(len(word.split()) == 1 for word in said)
 
 
-def test_words_are_hidden_at_the_rate(tmp_path: Path) -> None:
+def test_words_are_hidden_at_the_rate(tmp_path):
     texts = [
         " ".join(CORPUS[number % 3].replace("αβ", "") for _ in range(9)) for number in range(30)
     ]
@@ -272,7 +262,7 @@ def test_words_are_hidden_at_the_rate(tmp_path: Path) -> None:
     assert len(found.word) / words == pytest.approx(0.3, abs=5 * error)
 
 
-def test_scores_are_those_of_a_plain_loop(world: World, tmp_path: Path) -> None:
+def test_scores_are_those_of_a_plain_loop(world, tmp_path):
     """One word's piece at a time through transformers' own forward; and its definition: a word's
     is the sum over its pieces, each with the pieces before it shown."""
     texts = [*CORPUS[:2], "beecab fed fade abcab fff", "abef", "cab " * 9]
@@ -311,7 +301,7 @@ def test_scores_are_those_of_a_plain_loop(world: World, tmp_path: Path) -> None:
     assert len(ids) == found["old"][1].pieces.sum() and set(owners) == set(found["old"][1].example)
 
 
-def test_other_vocabularies_are_refused() -> None:
+def test_other_vocabularies_are_refused():
     backend = Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
     given = {
         "student": (BEFORE, KNOWN),

@@ -1,16 +1,13 @@
 """A masked-LM's losses go through linear ops: the same values, and no logits of a model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, Term, TermInputs
+from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Seen, TermInputs
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
 from ds_distill.seen import Target
@@ -22,13 +19,13 @@ MORE = 9
 """Tokens that a grown student has more than its teacher."""
 
 
-def head(width: int, seed: int, *, trained: bool) -> VocabularyHead:
+def head(width, seed, *, trained):
     torch.manual_seed(seed)
     decoder = nn.Linear(width, VOCABULARY).requires_grad_(trained)
     return VocabularyHead(torch.randn(ROWS, width, requires_grad=trained), decoder, decoder)
 
 
-def batch() -> Batch:
+def batch():
     counted = torch.tensor([row for row in range(ROWS) if row != 2])
     return Batch(
         keys=torch.zeros(ROWS, 2, dtype=torch.int64),
@@ -38,14 +35,14 @@ def batch() -> Batch:
     )
 
 
-TERMS: dict[str, Term] = {
+TERMS = {
     "kl": KL(KLLoss(temperature=2.0, weight=0.5)),
     "logit_mse": LogitMSE(LogitMSELoss(weight=0.5)),
 }
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
+def test_the_same_loss_and_gradients_without_logits(name):
     term = TERMS[name]
     results = []
     for linear in (True, False):
@@ -65,7 +62,7 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*TERMS, "cross_entropy"])
 @pytest.mark.parametrize("rows", [[], [2], [0, 3, 5]])
-def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> None:
+def test_a_term_projects_the_rows_of_its_own_set(name, rows):
     """No other row reaches a head: its features are NaN, its gradient is 0."""
     term = {**TERMS, "cross_entropy": CrossEntropy()}[name]
     student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
@@ -88,17 +85,17 @@ def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> 
 class Operations(TorchDispatchMode):
     """The names of operations, not of those within an op of ds_kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.names: list[str] = []
+        self.names = []
 
-    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, _, args=(), kwargs=None):
         self.names.append(str(func.overloadpacket))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", [*TERMS, "cosine"])
-def test_rows_that_count_are_read_where_they_lie(name: str) -> None:
+def test_rows_that_count_are_read_where_they_lie(name):
     """Without a copy; others may hold anything, and have a gradient of 0."""
     term = {**TERMS, "cosine": Cosine()}[name]
     models = [head(8, 0, trained=True), head(8, 1, trained=False)]
@@ -115,7 +112,7 @@ def test_rows_that_count_are_read_where_they_lie(name: str) -> None:
     assert gradient is not None and gradient.any(dim=1).tolist() == [row != 2 for row in range(7)]
 
 
-def test_a_map_reads_the_rows_that_count_alone() -> None:
+def test_a_map_reads_the_rows_that_count_alone():
     """Else its gradient had theirs, of 0 times anything."""
     torch.manual_seed(0)
     student, teacher = torch.randn(ROWS, 8), torch.randn(ROWS, 16)
@@ -128,7 +125,7 @@ def test_a_map_reads_the_rows_that_count_alone() -> None:
 
 
 LIVE, LOGITS = (True, True), (False, False)
-RUNS: dict[str, tuple[Term, tuple[bool, bool], bool, set[str]]] = {
+RUNS = {
     "kl of live masked-LMs": (KL(), LIVE, False, {"linear_kl"}),
     "logit_mse of live masked-LMs": (LogitMSE(), LIVE, False, {"linear_kl"}),
     "js of live masked-LMs": (KL(KLLoss(divergence="js")), LIVE, False, {"masked_kl"}),
@@ -144,7 +141,7 @@ teachers, and what runs of ds_kernels; as kernels/README.md has it."""
 
 
 @pytest.mark.parametrize("what", RUNS)
-def test_which_kernel_a_term_runs(what: str) -> None:
+def test_which_kernel_a_term_runs(what):
     term, heads, mixed, wanted = RUNS[what]
     models = [head(8, 0, trained=True), head(8, 1, trained=False)]
     student, teacher = (
@@ -158,9 +155,7 @@ def test_which_kernel_a_term_runs(what: str) -> None:
     assert {name.removeprefix(ours) for name in forward.names if name.startswith(ours)} == wanted
 
 
-def plain_cross_entropy(
-    made: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None, factors: torch.Tensor
-) -> list[torch.Tensor]:
+def plain_cross_entropy(made, labels, weights, factors):
     """Losses [k] and gradients in float64: -w[y] * log softmax(h W' + b)[y], term by term."""
     copies = [t.detach().double().requires_grad_() for t in (made.features, made.weight, made.bias)]
     features, weight, bias = copies
@@ -176,12 +171,7 @@ def plain_cross_entropy(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("rows_at_a_time", [2, 100])
-def test_cross_entropy_without_logits(
-    dtype: torch.dtype,
-    weighted: bool,
-    rows_at_a_time: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cross_entropy_without_logits(dtype, weighted, rows_at_a_time, monkeypatch):
     """Equal to the equation, gradients too, of rows with factors of their own."""
     monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": rows_at_a_time * 4 * VOCABULARY})
     monkeypatch.setattr(_projections, "LOGIT_BYTES", {"cpu": rows_at_a_time * 8 * VOCABULARY})
@@ -201,7 +191,6 @@ def test_cross_entropy_without_logits(
     found = [losses, student.features.grad, student.weight.grad, student.bias.grad]
     wanted = plain_cross_entropy(student, own.labels, term._class_weights, factors)
     for ours, theirs in zip(found, wanted, strict=True):
-        assert ours is not None
         scale = theirs.abs().max()
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         assert (ours.double() - theirs).abs().max() < tolerance * scale
@@ -209,9 +198,7 @@ def test_cross_entropy_without_logits(
 
 @pytest.mark.parametrize("kl_first", [False, True])
 @pytest.mark.parametrize("name", TERMS)
-def test_labels_and_a_teacher_over_one_head(
-    name: str, kl_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_and_a_teacher_over_one_head(name, kl_first, monkeypatch):
     """The gradients of both terms, at rows of their own, are added wherever they are made; of a
     teacher that knows fewer tokens."""
     results = []
@@ -234,7 +221,7 @@ def test_labels_and_a_teacher_over_one_head(
         torch.testing.assert_close(ours, theirs)
 
 
-def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
+def test_cross_entropy_shares_the_logits_that_another_term_makes():
     """Beside cached teachers, whose terms read logits of the student."""
     made, cached = Signals(head(8, 0, trained=True)), Signals(torch.randn(ROWS, VOCABULARY))
     own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
@@ -245,13 +232,13 @@ def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
     assert made.logits is shared
 
 
-def test_logits_are_made_once_when_a_term_asks() -> None:
+def test_logits_are_made_once_when_a_term_asks():
     signals = Signals(head(8, 0, trained=True))
     assert signals.logits is signals.logits
     assert signals.logits.shape == (ROWS, VOCABULARY)
 
 
-GROWN: dict[str, Term] = {
+GROWN = {
     "kl": KL(KLLoss(temperature=2.0, rows="tokens", tolerance=0.01, tolerance_on="mean")),
     "logit_mse": LogitMSE(LogitMSELoss(weight=0.5, rows="tokens")),
     "cosine": Cosine({"rows": "tokens"}),
@@ -260,7 +247,7 @@ GROWN: dict[str, Term] = {
 
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("name", GROWN)
-def test_what_a_teacher_does_not_know_leaks_nowhere(name: str, linear: bool) -> None:
+def test_what_a_teacher_does_not_know_leaks_nowhere(name, linear):
     """NaN in the teacher's outputs at a new token, and in the student's entries of new ones: these
     where no logits are made, of which a gradient of 0 times such an entry is NaN."""
     found = []
@@ -292,9 +279,7 @@ def test_what_a_teacher_does_not_know_leaks_nowhere(name: str, linear: bool) -> 
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("more", [-2, 0, 4])
 @pytest.mark.parametrize("name", TERMS)
-def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(
-    name: str, more: int, linear: bool
-) -> None:
+def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(name, more, linear):
     """The student has fewer rows, as many, or more. NaN shows what reads them."""
     student, teacher = head(8, 0, trained=True), head(8, 1, trained=False)
     tokens, found = VOCABULARY - 4, []
@@ -307,7 +292,7 @@ def test_rows_that_pad_a_teachers_vocabulary_are_not_compared(
     for rows, of_teacher in ((wide, replace(teacher, tokens=tokens)), (own, teacher)):
         if rows is own:  # what both would be without padding
             taught = Signals(teacher.logits()[:, :tokens])
-            mine: Any = student.logits()[:, :tokens]
+            mine = student.logits()[:, :tokens]
         else:
             taught = Signals(of_teacher if linear else of_teacher.logits())
             mine = VocabularyHead(student.features, wide, wide)

@@ -1,13 +1,9 @@
 """The windows in which long texts, texts of words, contexts and questions are read: nothing is
 lost, each fits every tokenizer, the same words are in every model's view, and each counts once."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -19,7 +15,7 @@ from kinds import TAGS, asked, pieces, read, texts
 from kinds import texts_split as dataset
 from slow_windows import token_counts, windows_of_context, windows_of_question, windows_of_text
 from toys import make_tiny_bert
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer, T5Tokenizer
+from transformers import AutoTokenizer, RobertaTokenizer, T5Tokenizer
 
 from ds_distill.data import tokenizer as data_tokenizer
 from ds_distill.data.batches import Units
@@ -37,7 +33,7 @@ LETTERS = "abcdefgh"
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+def small(tmp_path_factory):
     """Words of the letters a to h; each letter is a token of its own, but for a few words."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "abc", "##abc", "."]
     vocabulary += [f"##{letter}" for letter in LETTERS]
@@ -46,7 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def real(vocabs: Path, vocabularies: dict[str, Path]) -> dict:
+def real(vocabs, vocabularies):
     """Tokenizers of published vocabularies where they are, by name."""
     found = {name: AutoTokenizer.from_pretrained(folder) for name, folder in vocabularies.items()}
     found["t5"] = T5Tokenizer.from_pretrained(vocabs / "t5")
@@ -54,19 +50,17 @@ def real(vocabs: Path, vocabularies: dict[str, Path]) -> dict:
     return {**found, "gpt2": RobertaTokenizer(*map(str, files))}
 
 
-def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def tokens(tokenizer, text):
     return len(tokenizer(text)["input_ids"])
 
 
-def check_windows(
-    text: str, found: list[str], tokenizers: list, max_length: int, exact: bool
-) -> None:
+def check_windows(text, found, tokenizers, max_length, exact):
     """What must be true of the windows of one text.
 
     exact: the tokens of a word depend on no other.
     """
 
-    def fits(window: str) -> bool:
+    def fits(window):
         return all(tokens(tokenizer, window) <= max_length for tokenizer in tokenizers)
 
     if fits(text):
@@ -142,14 +136,7 @@ def test_windows_of_hostile_texts_by_real_tokenizers(real):
     check()
 
 
-def check_all(
-    many: list[str],
-    data: datasets.Dataset,
-    tokenizers: list,
-    max_length: int,
-    *,
-    exact: bool = True,
-) -> None:
+def check_all(many, data, tokenizers, max_length, *, exact=True):
     keys = np.stack([data["key_hi"], data["key_lo"]], axis=1)
     np.testing.assert_array_equal(keys, content_keys(data["text"][:]))
     found, groups = data["text"][:], data["group"][:]
@@ -203,7 +190,7 @@ def test_of_a_very_long_text_the_beginning_is_tokenised(small, monkeypatch):
     text = "the cat saw a dog near snow and rain " * 3_000
     data = dataset([text, "a cat"])
     whole = len(small(text, verbose=False)["input_ids"]) + 4
-    read: list[int] = []
+    read = []
     counted = data_tokenizer.token_lengths
 
     def counting(tokenizer, given, *rest):
@@ -233,25 +220,25 @@ UNLIKE = ("pubmedbert-uncased", "deberta-v3-base", "roberta-base")
 
 
 @pytest.fixture(scope="module")
-def of_words(vocabularies: dict[str, Path]) -> dict[str, Any]:
+def of_words(vocabularies):
     """Tokenizers of unlike kinds, for lists of words."""
     return {name: load_tokenizer(str(vocabularies[name]), of_words=True) for name in UNLIKE}
 
 
 @pytest.fixture(scope="module")
-def of_texts(vocabularies: dict[str, Path]) -> dict[str, Any]:
+def of_texts(vocabularies):
     return {name: load_tokenizer(str(vocabularies[name])) for name in UNLIKE}
 
 
 # ---------------------------------------------------------------------------------------- words
 
 
-def test_windows_of_words_are_those_of_each_tokenizers_own_calls(of_words: dict[str, Any]) -> None:
+def test_windows_of_words_are_those_of_each_tokenizers_own_calls(of_words):
     every = list(of_words.values())
 
     @settings(max_examples=12)
     @given(words=st.lists(pieces, min_size=1, max_size=12), max_length=st.integers(8, 24))
-    def check(words: list[str], max_length: int) -> None:
+    def check(words, max_length):
         keys = word_keys([words])
         row = {"words": [words], "label": [[0] * len(words)]}
         row |= {"key_hi": keys[:, 0], "key_lo": keys[:, 1]}
@@ -263,9 +250,7 @@ def test_windows_of_words_are_those_of_each_tokenizers_own_calls(of_words: dict[
     check()
 
 
-def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
-    of_words: dict[str, Any],
-) -> None:
+def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(of_words):
     every = list(of_words.values())
 
     @settings(max_examples=12)
@@ -275,7 +260,7 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
         length=st.sampled_from([32, 48, 384]),
         data=st.data(),
     )
-    def check(question: str, context: str, length: int, data: st.DataObject) -> None:
+    def check(question, context, length, data):
         context = context * data.draw(st.sampled_from([1, 3]))
         pair = st.tuples(st.integers(0, len(context) - 1), st.integers(1, len(context)))
         answers = data.draw(st.lists(pair.filter(lambda p: p[0] < p[1]), max_size=3))
@@ -286,7 +271,7 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
         slow = windows_of_context(every, length, question, context)
         for name in slow[0]:
             assert list(split[name]) == [window[name] for window in slow], name
-        counted: list[int] = []
+        counted = []
         for row in split:
             here = spans[row["first"] : row["first"] + len(row["words"])]
             assert list(zip(row["starts"], row["ends"], strict=True)) == here
@@ -312,9 +297,7 @@ def test_windows_of_contexts_are_those_of_each_tokenizers_own_calls(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60),
     st.tuples(st.integers(1, 20), st.integers(1, 20)),
 )
-def test_windows_hold_every_word_and_each_counts_where_it_has_most_around_it(
-    tokens: list[tuple[int, int]], rooms: tuple[int, int]
-) -> None:
+def test_windows_hold_every_word_and_each_counts_where_it_has_most_around_it(tokens, rooms):
     """Against all windows, one after the other."""
     counts = [np.array(of_one) for of_one in zip(*tokens, strict=True)]
     offsets = [np.concatenate([[0], np.cumsum(of_one)]) for of_one in counts]
@@ -341,7 +324,7 @@ def test_windows_hold_every_word_and_each_counts_where_it_has_most_around_it(
     assert room(0, total, total).tolist() == [total] * total
 
 
-def test_windows_are_read_by_a_later_model_too(of_words: dict[str, Any], tmp_path: Path) -> None:
+def test_windows_are_read_by_a_later_model_too(of_words, tmp_path):
     words = ["the", "interleukin-2", "\u200b", "receptor's"]
     rows = [{"tokens": words * n, "tags": TAGS[:4] * n} for n in (1, 9, 2)]
     split = read("token-classification", tmp_path / "data", rows)
@@ -355,7 +338,7 @@ def test_windows_are_read_by_a_later_model_too(of_words: dict[str, Any], tmp_pat
             assert split[name][:] == again[name][:]
 
 
-def test_roberta_reads_words_with_a_space_before_each(of_words: dict[str, Any]) -> None:
+def test_roberta_reads_words_with_a_space_before_each(of_words):
     roberta = of_words["roberta-base"]
     text = "the tumour suppressor gene"
     in_text = roberta(text, add_special_tokens=False)["input_ids"]
@@ -364,7 +347,7 @@ def test_roberta_reads_words_with_a_space_before_each(of_words: dict[str, Any]) 
     assert roberta.convert_ids_to_tokens(in_list)[0] == "Ġthe"
 
 
-def test_a_tokenizer_that_cuts_words_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cuts_words_otherwise_is_refused(tmp_path):
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -378,13 +361,13 @@ def test_a_tokenizer_that_cuts_words_otherwise_is_refused(tmp_path: Path) -> Non
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=4, unique_by=tuple))
-def test_lists_of_words_that_differ_have_keys_that_differ(lists: list[list[str]]) -> None:
+def test_lists_of_words_that_differ_have_keys_that_differ(lists):
     assert len({tuple(key) for key in word_keys(lists).tolist()}) == len(lists)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
-def test_words_of_some_examples(lengths: list[int], data: st.DataObject) -> None:
+def test_words_of_some_examples(lengths, data):
     offsets, size = np.concatenate([[0], np.cumsum(lengths)]), sum(lengths)
     counted = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
     keys = torch.arange(2 * len(lengths)).view(-1, 2)
@@ -402,7 +385,7 @@ def test_words_of_some_examples(lengths: list[int], data: st.DataObject) -> None
 # ------------------------------------------------------------------------------------- questions
 
 
-def tokens_of(tokenizer: Any, question: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+def tokens_of(tokenizer, question, text):
     """Positions of the tokens of a window, and the characters of each without white space."""
     encoded = tokenizer(question, text, return_offsets_mapping=True)
     positions = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
@@ -414,7 +397,7 @@ def tokens_of(tokenizer: Any, question: str, text: str) -> tuple[list[int], list
     return positions, found
 
 
-def check_answer(row: dict[str, Any], spans: list[tuple[int, int]], start: int, end: int) -> None:
+def check_answer(row, spans, start, end):
     """A window's label is of the tokens that hold an answer at these characters of it."""
     held = [n for n, (a, b) in enumerate(spans) if any(start <= at < end for at in range(a, b))]
     if start < 0 or end > len(row["text_b"]) or not held:
@@ -427,9 +410,7 @@ def check_answer(row: dict[str, Any], spans: list[tuple[int, int]], start: int, 
         assert (row["begins"][first], row["ends"][last]) == (start, end)
 
 
-def test_windows_of_questions_hold_every_token_and_its_characters(
-    of_texts: dict[str, Any],
-) -> None:
+def test_windows_of_questions_hold_every_token_and_its_characters(of_texts):
     contexts = st.lists(pieces, min_size=1, max_size=40).map("".join)
 
     @settings(max_examples=12)
@@ -440,7 +421,7 @@ def test_windows_of_questions_hold_every_token_and_its_characters(
         overlap=st.integers(1, 10),
         data=st.data(),
     )
-    def check(question: str, context: str, length: int, overlap: int, data: Any) -> None:
+    def check(question, context, length, overlap, data):
         start = data.draw(st.integers(0, len(context) - 1))
         end = data.draw(st.integers(start + 1, len(context)))
         for tokenizer in of_texts.values():
@@ -467,7 +448,7 @@ def test_windows_of_questions_hold_every_token_and_its_characters(
     check()
 
 
-def check_overlap(context: str, tokenizer: Any, held: list[tuple[int, int]], overlap: int) -> None:
+def check_overlap(context, tokenizer, held, overlap):
     """Each token of the context is in a window whole, and two share no more than they may."""
     whole = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
     spans = [(a, b) for a, b in whole["offset_mapping"] if context[a:b].strip()]
@@ -480,7 +461,7 @@ def check_overlap(context: str, tokenizer: Any, held: list[tuple[int, int]], ove
         assert sum(other <= a and b <= end for a, b in spans) <= overlap
 
 
-def test_no_window_is_of_white_space_alone(of_texts: dict[str, Any]) -> None:
+def test_no_window_is_of_white_space_alone(of_texts):
     """RoBERTa's tokenizer makes tokens of it: those between words, and where the text before them
     filled a window, they were windows of their own."""
     tokenizer = of_texts["roberta-base"]
@@ -490,7 +471,7 @@ def test_no_window_is_of_white_space_alone(of_texts: dict[str, Any]) -> None:
         assert all(text.strip() for text in split["text_b"])
 
 
-def test_a_context_that_fits_a_window_is_found_by_its_own_key(tiny_models: dict[str, Path]) -> None:
+def test_a_context_that_fits_a_window_is_found_by_its_own_key(tiny_models):
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     [lone] = question_windows(asked(["we saw"], ["a cat"], [None]), tokenizer, 32, 9)
     key = content_keys(["we saw"], ["a cat"])[0].tolist()

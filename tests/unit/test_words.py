@@ -1,10 +1,7 @@
 """Names in the code are the field's: words that were replaced do not come back."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,7 @@ REPLACED = {
 ROOT = Path(ds_distill.__file__).parent
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(tree):
     """The identifiers of a module: its own and those that it uses."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -41,7 +38,7 @@ def names(tree: ast.AST) -> Iterator[str]:
             yield node.name
 
 
-def parts(name: str) -> set[str]:
+def parts(name):
     return {part.lower() for part in re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", name)}
 
 

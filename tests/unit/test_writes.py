@@ -1,12 +1,8 @@
 """Whatever the package writes goes through `files`: aside, synced, renamed, the name synced."""
 
-from __future__ import annotations
-
 import ast
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +23,7 @@ LISTED = yaml.safe_load(Path(__file__).with_name("writes.yaml").read_text(encodi
 KNOWN = {(*place.split(),) for place in LISTED["known"]}
 
 
-def writes() -> Iterator[tuple[str, str, int, str]]:
+def writes():
     """File, function, line and call of each write that bypasses `files`."""
     for file in sorted(PACKAGE.rglob("*.py")):
         name = str(file.relative_to(PACKAGE))
@@ -36,7 +32,7 @@ def writes() -> Iterator[tuple[str, str, int, str]]:
         yield from ((name, *found) for found in found_in(ast.parse(file.read_text()), ()))
 
 
-def found_in(node: ast.AST, place: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
+def found_in(node, place):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         place = (*place, node.name)
     if isinstance(node, ast.With) and any(
@@ -49,13 +45,13 @@ def found_in(node: ast.AST, place: tuple[str, ...]) -> Iterator[tuple[str, int, 
         yield from found_in(child, place)
 
 
-def called(node: ast.AST) -> str:
+def called(node):
     if not isinstance(node, ast.Call):
         return ""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def is_write(call: ast.Call) -> bool:
+def is_write(call):
     name, module = called(call), getattr(getattr(call.func, "value", None), "id", "")
     if name == "open":
         modes = [*call.args[1:2], *(word.value for word in call.keywords if word.arg == "mode")]
@@ -106,19 +102,19 @@ def test_other_calls_are_none(text):
     assert not list(found_in(ast.parse(text), ()))
 
 
-def fitted() -> Fitted:
+def fitted():
     gate = Gate(torch.zeros(2, 2), torch.zeros(2), reads_states=False)
     table = ExpertiseTable.measure({"t": np.eye(2)}, np.arange(2), ["a", "b"])
     keys = torch.zeros(0, 2, dtype=torch.int64)
     return Fitted(table, {"t": 1.0}, gate, keys)
 
 
-def folder(path: Path) -> None:
+def folder(path):
     with new_folder(path) as aside:
         (aside / "file").write_text("1")
 
 
-FORMS: dict[str, Callable[[Path], Any]] = {
+FORMS = {
     "text": lambda path: write_json(path, {"a": 1}),
     "fitted routing": lambda path: fitted().save(path),
     "examples": lambda path: build_once(path, lambda aside: aside.write_text("1") and None),
@@ -130,15 +126,15 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 @pytest.fixture
 def log(monkeypatch):
     """What is synced and what gets its name, by inode."""
-    found: list[tuple[str, int]] = []
+    found = []
     sync, replace, rename = os.fsync, os.replace, os.rename
 
-    def synced(descriptor: int) -> None:
+    def synced(descriptor):
         found.append(("sync", os.fstat(descriptor).st_ino))
         sync(descriptor)
 
-    def named(call: Callable[..., None]) -> Callable[..., None]:
-        def run(source: Any, target: Any) -> None:
+    def named(call):
+        def run(source, target):
             found.append(("name", os.stat(source).st_ino))
             call(source, target)
 
@@ -150,7 +146,7 @@ def log(monkeypatch):
     return found
 
 
-def check_order(log: list[tuple[str, int]], path: Path) -> int:
+def check_order(log, path):
     """A path's content was synced before its name was given, and the name after. Returns where."""
     content, parent = (one.stat().st_ino for one in (path, path.parent))
     at = log.index(("name", content))
@@ -171,7 +167,7 @@ def test_a_block_that_is_acknowledged_survives_a_power_cut(tmp_path, log):
     """Its folders, too, by the names in theirs. At the end it is in a shard with others."""
     place, blocks = tmp_path / "run" / "cache", []
 
-    def acknowledged(teacher: str, number: int) -> None:
+    def acknowledged(teacher, number):
         blocks.append((teacher, number))
         file = place / teacher / f"shard-{number:08d}.arrow"
         check_order(log, file)
