@@ -183,7 +183,6 @@ def toy_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data of each kind of task and two models, as golden/materials.py writes it."""
-    sys.path.append(str(Path(__file__).with_name("golden")))
     from materials import write_materials
 
     folder = tmp_path_factory.mktemp("materials")

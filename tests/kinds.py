@@ -43,6 +43,15 @@ def jsonl(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def change(path: Path, **values: Any) -> None:
+    """Other values of a JSON file's keys."""
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}))
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     """A file of the kind that its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)

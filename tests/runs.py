@@ -25,7 +25,7 @@ from processes import Process, events, kill_all, left_of, marked, prepare, read_
 from ranks import run_ranks
 from typer.testing import CliRunner, Result
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import Recipe, load_recipe, run_recipe
 from ds_distill.cli import app
 from ds_distill.files import read_json
 
@@ -265,13 +265,19 @@ def evaluation(folder: Path) -> dict[str, Any]:
 
 def written(settings: dict[str, Any], folder: Path, name: str = "recipe") -> Path:
     """A recipe's file."""
+    folder.mkdir(exist_ok=True)
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     return folder / f"{name}.yaml"
 
 
+def loaded(settings: dict[str, Any], folder: Path, *overrides: str) -> Recipe:
+    """A recipe, from a file of it."""
+    return load_recipe(written(settings, folder), overrides)
+
+
 def run_here(settings: dict[str, Any], root: Path, *overrides: str) -> Path:
     """The folder of a run of a recipe in this process."""
-    run_recipe(load_recipe(written(settings, root), overrides), root / "run")
+    run_recipe(loaded(settings, root, *overrides), root / "run")
     return root / "run"
 
 

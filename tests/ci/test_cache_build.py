@@ -163,18 +163,14 @@ def test_what_a_killed_worker_leaves_is_written_by_those_that_come_later(workers
     assert len(list((tmp_path / "runs").iterdir())) == 1, "that of the killed one"
 
 
-def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
-    settings, toy_settings, in_this_process, monkeypatch, tmp_path
+def test_a_worker_of_several_ranks_is_told_its_folder(
+    settings, in_this_process, monkeypatch, tmp_path
 ):
-    def refused(message, made, *more):
-        with pytest.raises(UserError, match=message):
-            command_line("cache", "build", written(made, tmp_path), "--worker", *more)
-
-    refused(r"phases\.cache\.folder is not set", settings)
-    refused("comes before the cache, and each worker would run it again", toy_settings)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    refused("name it by --folder", settings, f"phases.cache.folder={tmp_path / 'shared'}")
+    arguments = ["--worker", f"phases.cache.folder={tmp_path / 'shared'}"]
+    with pytest.raises(UserError, match="name it by --folder"):
+        command_line("cache", "build", written(settings, tmp_path), *arguments)
     assert not (tmp_path / "shared").exists()
 
 

@@ -3,20 +3,15 @@
 import gzip
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers as tr
-from toys import TINY, save_tiny, toy_vocabulary
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
-
 from encoders_judge import judged, windows
 from encoders_recipes import TASKS, Size, methods, recipe
 from encoders_tables import MARK, PAGE, RESULTS, tables
 from pages import shown
+from toys import TINY, save_tiny, toy_vocabulary
 
 from ds_distill.recipe import Recipe
 

@@ -1,11 +1,11 @@
 """Experts of different entity types, each trained on data that annotate its own type alone, and one
 student of all of them."""
 
-import json
 import random
 import shutil
 
 import pytest
+from kinds import write
 from runs import losses, results, run_here
 from toys import TOY_FILLERS, TOY_WORDS, break_word, recipe_of
 from transformers import AutoModelForTokenClassification
@@ -19,7 +19,6 @@ def write_data(folder):
     """By kind a folder whose sentences have entities of both, and tags of that kind alone."""
     draw = random.Random(0)
     for kind in KINDS:
-        (folder / kind).mkdir(parents=True)
         for split, size in {"train": 200, "test": 80}.items():
             rows = []
             for _ in range(size):
@@ -28,8 +27,8 @@ def write_data(folder):
                 for other in draw.sample(KINDS, k=draw.randint(0, 2)):
                     words += [draw.choice(TOY_WORDS[other].split()), "and"]
                     tags += [f"B-{kind}" if other == kind else "O", "O"]
-                rows.append(json.dumps({"tokens": words, "tags": tags}))
-            (folder / kind / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+                rows.append({"tokens": words, "tags": tags})
+            write(folder / kind / f"{split}.jsonl", rows)
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import curves, evaluation, interrupted, run_here, written
+from runs import curves, evaluation, interrupted, loaded, run_here
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, recipe_of, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import run_recipe
 from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK
@@ -45,7 +45,7 @@ def settings(tiny_models, tmp_path_factory):
 def folder(settings, tmp_path_factory):
     """Of a run that was stopped between the expansion and the distillation, and resumed."""
     root = tmp_path_factory.mktemp("expanded")
-    recipe = load_recipe(written(settings, root))
+    recipe = loaded(settings, root)
 
     def is_expanded(run, reference, **options):
         return reference.name == "student" and "models" in Path(reference.model).parts[-2:]
@@ -111,7 +111,7 @@ def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder):
 @pytest.mark.parametrize("long", ["split", "cut"])
 def test_all_models_read_the_same_masked_tokens(long, settings, tmp_path, in_this_process):
     """Of texts that are longer than what models take, those of the grown vocabulary."""
-    recipe = load_recipe(written(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
+    recipe = loaded(settings, tmp_path, f"task.long={long}", "task.max_length=8")
     run = execute(recipe, tmp_path / "run", first=2)[LONE_TASK]
     models = [replace(run.reference(name, 2), name=name) for name in ("bert", "student")]
     tables = run.data.tables("test", models)

@@ -2,10 +2,10 @@
 Adapt-and-Distill, on the toy task."""
 
 import pytest
-from runs import evaluation, interrupted, losses, run_here, written
+from runs import evaluation, interrupted, loaded, losses, run_here
 from toys import recipe_of
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import run_recipe
 from ds_distill.check.check import check_all
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
@@ -24,7 +24,7 @@ def followed(materials, tmp_path_factory):
 def folder(followed, tmp_path_factory):
     """Of a run that was stopped in the phase that follows, and resumed."""
     root = tmp_path_factory.mktemp("follow")
-    recipe = load_recipe(written(followed, root))
+    recipe = loaded(followed, root)
     check_all(recipe)
 
     def follows(run, reference, **options):
@@ -44,7 +44,7 @@ def test_a_followed_model_teaches_as_if_the_recipe_named_its_files(followed, fol
         "student": {"model": str(models / "02-adapted")},
         "phases": [{"distil": {"save_as": "live", "losses": general["losses"]}}],
     }
-    run_recipe(load_recipe(written(plain, tmp_path)), tmp_path / "run")
+    run_recipe(loaded(plain, tmp_path), tmp_path / "run")
     assert losses(folder, "live") == losses(tmp_path / "run", "live")
     weights = "models/{}-live/model.safetensors"
     made = tmp_path / "run" / weights.format("00")
@@ -64,7 +64,7 @@ def test_a_cache_is_of_the_model_that_is_followed_and_each_has_its_role(folder):
 
 
 def test_a_plan_counts_the_models_that_are_followed(followed, tmp_path):
-    recipe = load_recipe(written(followed, tmp_path))
+    recipe = loaded(followed, tmp_path)
     planner = Planner(recipe, GPUS["l4"], 1)
     assert planner.model("domain", 3) is planner.model("bert", 3)
     jobs = {job.phase: job for job in planner.plan().jobs}

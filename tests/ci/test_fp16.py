@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from runs import after_calls, digests, interrupted, logged, results, written
+from runs import after_calls, digests, interrupted, loaded, logged, results
 from safetensors.torch import load_file
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import run_recipe
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
@@ -42,7 +42,7 @@ def run(toy_settings, in_this_process, tmp_path):
             settings["teachers"], phases = teachers, phases[1:2]
         settings["training"]["save_every"] = 2
         settings |= {"phases": phases, "logging": {"every": 1}, "deepspeed": deepspeed}
-        run_recipe(load_recipe(written(settings, tmp_path)), tmp_path / name, resume=resume)
+        run_recipe(loaded(settings, tmp_path), tmp_path / name, resume=resume)
         return tmp_path / name
 
     return made

@@ -9,6 +9,7 @@ import pytest
 import seqeval.metrics
 import torch
 import yaml
+from kinds import json_lines
 from runs import evaluation, losses, results, run_here
 from scipy import stats
 from sklearn.metrics import f1_score
@@ -88,7 +89,7 @@ def test_what_is_recorded_and_said_is_of_the_kind(run, kind):
 def rows(run, split):
     folder = Path(yaml.safe_load((run / "recipe.yaml").read_text())["task"]["data"]["path"])
     if (file := folder / f"{split}.jsonl").is_file():
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return json_lines(file)
     names, *lines = (line.split("\t") for line in (folder / f"{split}.tsv").read_text().split("\n"))
     return [dict(zip(names, line, strict=True)) for line in lines if line != [""]]
 

@@ -1,10 +1,9 @@
 """Two teachers that know two of the three classes each, from the recipe to the student."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from kinds import json_lines
 from runs import evaluation, losses, results, run_here, written
 from toys import recipe_of
 
@@ -37,12 +36,12 @@ def run(recipe):
 
 def test_the_cache_has_a_column_for_each_known_class(run, toy_task):
     reader = CacheReader(run / "cache" / "00-cache")
-    lines = (toy_task / "transfer.jsonl").read_text().splitlines()
-    rows = reader.indices(content_keys([json.loads(line)["text"] for line in lines]))
+    texts = [row["text"] for row in json_lines(toy_task / "transfer.jsonl")]
+    rows = reader.indices(content_keys(texts))
     for name, known in (("first", [0, 1]), ("second", [1, 2])):
         signals = reader.read(name, rows)
         assert signals.logits.shape[1] == 2
-        assert signals.classes is not None and signals.classes.tolist() == known
+        assert signals.classes.tolist() == known
     first, second = (reader.read(name, rows).logits for name in ("first", "second"))
     torch.testing.assert_close(first[:, 1], second[:, 0])  # of the same checkpoint
 

@@ -1,9 +1,8 @@
 """A run whose task has a metric of its own: what it chooses, and what it reports."""
 
-import json
-
 import numpy as np
 import pytest
+from kinds import json_lines
 from runs import evaluation, logged, results, written
 from sklearn.metrics import f1_score
 from toys import recipe_of
@@ -38,7 +37,7 @@ def test_the_metric_chooses_epoch_and_student(finished):
 
 
 def test_the_score_is_that_of_the_shipped_student(finished, toy_task):
-    rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
+    rows = json_lines(toy_task / "test.jsonl")
     classify = pipeline("text-classification", model=str(finished / "run" / "student"))
     texts = [row["text"] for row in rows]
     predicted = [one["label"] for one in classify(texts, truncation=True, max_length=32)]

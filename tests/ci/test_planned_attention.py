@@ -3,8 +3,8 @@ allocates on a CPU: within 15%, as without them."""
 
 import pytest
 import torch
-import yaml
 from passes import allocated_peak
+from runs import loaded
 from transformers import AutoConfig, BertForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
@@ -17,7 +17,6 @@ from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
 from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.reads import TOKENS
-from ds_distill.recipe import load_recipe
 from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -51,9 +50,7 @@ def planned_bytes(losses, folder, monkeypatch):
         "phases": [{"distil": {"losses": losses}}],
         "deepspeed": "zero0_fp32",
     }
-    (folder / "mine.yaml").write_text(yaml.safe_dump(content))
-    recipe = load_recipe(folder / "mine.yaml")
-    [job] = Planner(recipe, find_device("cpu", 1), 1).plan().jobs
+    [job] = Planner(loaded(content, folder), find_device("cpu", 1), 1).plan().jobs
     found = job.placement("live", Choice(0, "live", False))
     own = found.states.gradients // 2  # the other half is the optimizer's
     return found.activations + found.head + own

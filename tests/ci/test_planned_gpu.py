@@ -1,14 +1,10 @@
 """A plan beside steps that an H100 and an H200 took: committed results, which no CPU can take
 again."""
 
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "benchmarks"))
-
 from large_teachers import HUB, STUDENT
 from planned_step import planned_steps
 

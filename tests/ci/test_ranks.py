@@ -52,11 +52,6 @@ def last(errors):
     return errors.splitlines()[-1] if errors else ""
 
 
-def blamed(folder):
-    """The failure that leads."""
-    return first_failure(folder)
-
-
 def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
     folders = [tmp_path / f"run-{rank}" for rank in (0, 1)]
     started = [ranks.start(folder, ranks=(rank,))[0] for rank, folder in enumerate(folders)]
@@ -68,7 +63,7 @@ def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
         assert code == 1, errors
         assert last(errors).startswith(lines[rank]) and "Traceback" not in errors
         assert "waiting for rank 1" in output or "waits for rank 0" in output
-        failure = blamed(folders[rank])
+        failure = first_failure(folders[rank])
         assert (failure.rank, failure.kind) == (rank, "fault")
         assert [path.name for path in folders[rank].iterdir()] == ["failures"]
 
@@ -87,7 +82,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert last(second[2]) == f"ds-distill: rank 1 on {HOST}: ValueError: planted here"
     assert second[2].count("Traceback") >= 1 and "in planted" in second[2]
     assert first[2] == "", "rank 0 reports a consequence"
-    failure = blamed(folder)
+    failure = first_failure(folder)
     assert (failure.rank, failure.kind, failure.message) == (1, "fault", "ValueError: planted here")
 
     # A rank hangs, in a thread that its main thread waits for.
@@ -100,7 +95,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     ), first[2]
     assert "in planted_hang" in first[2]
     assert "timeout_minutes" in last(first[2])
-    assert blamed(folder).rank == 1 and "behind" in blamed(folder).message
+    assert first_failure(folder).rank == 1 and "behind" in first_failure(folder).message
 
     # Memory runs out.
     first, second = results(ranks.start(folder, "--resume", plant="memory:1:15"), 400)
@@ -121,7 +116,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert line.startswith("ds-distill: stopped by SIGTERM, with a checkpoint of first at step ")
     step = int(line.rpartition(" ")[2])
     assert (folder / "checkpoints" / "00-first" / f"step-{step:08d}" / "progress.json").is_file()
-    assert blamed(folder).exit_code == 75
+    assert first_failure(folder).exit_code == 75
 
     # One rank alone goes on from there, and then two again.
     started = ranks.start(folder, "--resume", ranks=(0,), size=1)
@@ -155,18 +150,6 @@ def test_a_host_that_sees_files_late(toy_settings, command_environment, tmp_path
     found = results(ranks.start(folder, "--resume", plant="late:1:0"), 400)
     assert [code for code, *_ in found] == [0, 0], found
     assert "first: continues at step" in found[0][1]
-
-
-def kill_one(number, started, folder):
-    """The other one ends at once and names it."""
-    started[number].send_signal(SIGKILL)
-    at = time.monotonic()
-    (code, _, errors) = results(started, 200)[1 - number]
-    assert code == 1 and time.monotonic() - at < LIMIT
-    line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
-    assert last(errors).startswith(line), errors
-    assert "Traceback" not in errors
-    assert blamed(folder).rank == number
 
 
 def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
@@ -215,4 +198,12 @@ def test_a_folder_is_of_one_run(ranks, tmp_path):
         assert "Traceback" not in errors
     wait_for_steps(folder, 3, started)
     assert first_failure(folder) is None
-    kill_one(0, started, folder)
+    # One that is killed is named at once by the other one.
+    started[0].send_signal(SIGKILL)
+    at = time.monotonic()
+    _, (code, _, errors) = results(started, 200)
+    assert code == 1 and time.monotonic() - at < LIMIT
+    line = f"ds-distill: rank 0 on {HOST}: its process ended without an error of its own"
+    assert last(errors).startswith(line), errors
+    assert "Traceback" not in errors
+    assert first_failure(folder).rank == 0

@@ -16,8 +16,7 @@ WORKER = Path(__file__).parents[1] / "distributed" / "resume_worker.py"
 def losses(tmp_path_factory, command_environment):
     folder = tmp_path_factory.mktemp("resume")
     ended(sys.executable, WORKER, folder, env=command_environment, timeout=600)
-    found = json.loads((folder / "results.json").read_text())
-    return found
+    return json.loads((folder / "results.json").read_text())
 
 
 def test_losses_of_the_rest_are_those_of_the_uninterrupted_training(losses):

@@ -1,11 +1,11 @@
 """Teachers that are trained together through one head: two of unlike tokenizers, and then the
 student that MT-BERT makes of them. test_two_ranks.py has them sharded."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from kinds import json_lines
 from runs import curves, digests, interrupted, logged, others, results, run_here, written
 from safetensors.torch import load_file
 from toys import recipe_of
@@ -56,7 +56,7 @@ def test_teachers_give_their_scores_in_transformers(folder, settings, name):
     scores = {}
     for split in ("validation", "test"):
         file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = json_lines(file)
         how = {"truncation": True, "max_length": 32, "padding": True, "return_tensors": "pt"}
         given = tokenizer([row["text"] for row in rows], **how)
         with torch.no_grad():

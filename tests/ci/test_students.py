@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from processes import python
-from runs import evaluation, run_here, written
+from runs import evaluation, loaded, run_here
 from toys import recipe_of
 from transformers import AutoModelForMaskedLM
 
@@ -28,7 +28,7 @@ def narrow(materials, tmp_path_factory):
 
 
 def test_a_random_student_is_trained_evaluated_and_shipped(narrow, tmp_path):
-    recipe = load_recipe(written(narrow, tmp_path))
+    recipe = loaded(narrow, tmp_path)
     check_all(recipe)
     folder = run_here(narrow, tmp_path)
     models = evaluation(folder)["models"]

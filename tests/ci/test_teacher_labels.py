@@ -1,22 +1,21 @@
 """A teacher whose classes nobody named, and whose order is not the task's."""
 
 import copy
-import json
 import shutil
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from runs import evaluation, logged, losses, results, written
+from kinds import change
+from runs import evaluation, loaded, logged, losses, results
 from safetensors.torch import load_file, save_file
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.caching.cached_signals import fingerprint
 from ds_distill.check.check import check_all
 from ds_distill.errors import UserError
-from ds_distill.files import read_json
-from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.recipe import LONE_TASK
 from ds_distill.run import doubts
 from ds_distill.run.execute import execute
 from ds_distill.run.run import Run
@@ -33,17 +32,14 @@ class Bench:
         self._settings["training"] |= {"epochs": 4}
         self.runs = {}
 
-    def recipe(self, name, teacher, phases):
+    def recipe(self, teacher, phases, *more):
         data = {**self._settings, "teachers": {"sound": teacher}, "phases": phases}
-        return written(data, self.root, name)
+        return loaded(data, self.root, *more)
 
-    def run(self, name, teacher, phases, *more):
-        recipe = load_recipe(str(self.recipe(name, teacher, phases)), more)
+    def run(self, name, teacher, phases):
+        recipe = self.recipe(teacher, phases)
         self.runs[name] = execute(recipe, self.root / name)[LONE_TASK]
         return self.runs[name]
-
-    def results(self, name):
-        return results(self.root / name)
 
     def models(self, name):
         return dict(evaluation(self.root / name)["models"])
@@ -51,8 +47,7 @@ class Bench:
     def mark(self, **teacher):
         """Of the teacher's signals in a cache."""
         old = self.runs["silent"]
-        recipe = load_recipe(str(self.recipe("again", teacher, LEARN)))
-        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
+        run = Run(self.recipe(teacher, LEARN), old.folder, old.world, old.log, old.data.source)
         return fingerprint(run, run.reference("sound", 0))
 
     def cache(self, name):
@@ -81,10 +76,9 @@ def bench(tmp_path_factory, toy_settings):
     for part in ("classifier.weight", "classifier.bias"):
         weights[part] = weights[part].flip(0).contiguous()
     save_file(weights, nameless / "model.safetensors", {"format": "pt"})
-    config = read_json(nameless / "config.json")
     names = {f"LABEL_{number}": number for number in range(3)}
-    config |= {"label2id": names, "id2label": {str(v): k for k, v in names.items()}}
-    (nameless / "config.json").write_text(json.dumps(config))
+    numbers = {str(v): k for k, v in names.items()}
+    change(nameless / "config.json", label2id=names, id2label=numbers)
     bench.run("named", {"model": str(named)}, LEARN)
     on_trust = {"model": str(nameless), "below_majority": "warn"}
     bench.run("silent", on_trust, [*LEARN, MEASURE])
@@ -97,7 +91,7 @@ def test_in_the_wrong_order_a_teacher_is_warned_of(bench):
     nobody but the user knows what the classes are."""
     teacher, student = (bench.models("silent")[name]["accuracy"] for name in ("sound", "student"))
     assert teacher < 0.4 and student < 0.5, "the class in the middle alone is right"
-    found = bench.results("silent")
+    found = results(bench.root / "silent")
     [scored] = found["teacher_scores"]
     assert scored["doubt"].startswith("accuracy ") and "%. With its labels" in scored["doubt"]
     order = "teachers.sound.labels to {LABEL_0: weather, LABEL_1: food, LABEL_2: animal}"
@@ -105,30 +99,29 @@ def test_in_the_wrong_order_a_teacher_is_warned_of(bench):
     assert [record["warnings"] for record in found["phases"][-2:]] == [[], []], "told before"
     assert len(logged(bench.root / "silent", "warning")) == 1
     for sound in ("named", "told"):
-        assert bench.results(sound)["phases"][-1]["warnings"] == []
+        assert results(bench.root / sound)["phases"][-1]["warnings"] == []
 
 
 def test_in_the_wrong_order_it_is_refused_before_anything_runs(bench, monkeypatch):
     """Told to go on, the same run continues, and scores nothing a second time."""
     control = {"fine-tune": {"models": "student", "save_as": "control", "epochs": 1}}
     teacher = {"model": str(bench.root / "nameless")}
-    path = bench.recipe("refused", teacher, [control, *LEARN])
+    parts = teacher, [control, *LEARN]
     predict = Mock(wraps=doubts.predictions_of)
     monkeypatch.setattr(doubts, "predictions_of", predict)
     folder = bench.root / "refused"
     with pytest.raises(UserError, match=r"^teachers\.sound: accuracy .* on validation") as caught:
-        execute(load_recipe(str(path)), folder)
+        execute(bench.recipe(*parts), folder)
     said = str(caught.value)
     assert "teachers.sound.labels to {LABEL_0: weather, LABEL_1: food, LABEL_2: animal}" in said
     assert said.endswith("set teachers.sound.below_majority=warn.")
     assert not (folder / "models").exists() and not (folder / "cache").exists()
     with pytest.raises(UserError, match=r"^teachers\.sound: accuracy"):
-        execute(load_recipe(str(path)), folder, resume=True)
-    go_on = load_recipe(str(path), ["teachers.sound.below_majority=warn"])
-    execute(go_on, folder, resume=True)
+        execute(bench.recipe(*parts), folder, resume=True)
+    execute(bench.recipe(*parts, "teachers.sound.below_majority=warn"), folder, resume=True)
     [call] = predict.call_args_list
     assert [reference.name for reference in call.args[1]] == ["sound"]
-    [score] = bench.results("refused")["teacher_scores"]
+    [score] = results(folder)["teacher_scores"]
     assert (score["teacher"], score["split"], score["examples"]) == ("sound", "validation", 60)
     [event] = logged(folder, "teacher-score")
     assert event["score"] == score["score"] < 0.4
@@ -166,8 +159,7 @@ def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench):
     for pooling in ("mean", "cls"):
         folder = bench.root / pooling
         shutil.copytree(bench.root / "nameless", folder)
-        config = read_json(folder / "config.json")
-        (folder / "config.json").write_text(json.dumps({**config, "classifier_pooling": pooling}))
+        change(folder / "config.json", classifier_pooling=pooling)
         marks[pooling] = bench.mark(model=str(folder))
     assert marks["mean"]["pooling"] == "mean" and "pooling" not in marks["cls"]
     of_before = bench.mark(model=str(bench.root / "nameless"))
@@ -179,7 +171,7 @@ def test_a_cache_of_first_tokens_states_is_none_of_a_teacher_that_pools(bench):
 def test_check_notes_that_an_order_is_taken_on_trust(bench):
     def check(phases, **teacher):
         silent = {"model": str(bench.root / "nameless"), **teacher}
-        return "\n".join(check_all(load_recipe(bench.recipe("check", silent, phases))))
+        return "\n".join(check_all(bench.recipe(silent, phases)))
 
     [note] = [one for one in check(LEARN).splitlines() if one.startswith("teachers.sound")]
     assert "{LABEL_0: animal, LABEL_1: food" in note

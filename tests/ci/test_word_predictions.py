@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
+from kinds import json_lines, write
 from runs import digests, evaluation, run_here
 from safetensors.numpy import load_file
 from toys import TOY_FILLERS, TOY_TAGS, recipe_of, write_toy_words
-from unit.test_predictions import opened_words, words_task, written
+from unit.test_predictions import opened_words, words_task
 
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
@@ -32,7 +33,7 @@ from ds_distill.models.file_teacher import FileTeacher
 
 def rows_of(settings, split):
     file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return json_lines(file)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,12 @@ def settings(tiny_models, tmp_path_factory):
 
 
 def said_in_file(settings, folder, lines):
-    file = written(folder / "said.jsonl", lines)
+    file = write(folder / "said.jsonl", lines)
     settings["teachers"]["said"] = {"predictions": str(file)}
     settings["phases"][0]["fine-tune"]["models"] = ["other"]
 
 
 def test_a_file_of_a_models_logits_teaches_what_the_model_does(settings, tmp_path):
-    (tmp_path / "model").mkdir()
     run = run_here(settings, tmp_path / "model")
     reader, lines = CacheReader(run / "cache" / "01-cache"), {}
     for split in ("transfer", "validation", "test"):
@@ -60,7 +60,6 @@ def test_a_file_of_a_models_logits_teaches_what_the_model_does(settings, tmp_pat
             lines[json.dumps(words)] = {"tokens": words, "logits": part.tolist()}
     made = copy.deepcopy(settings)
     said_in_file(made, tmp_path, [lines[key] for key in sorted(lines)])
-    (tmp_path / "file").mkdir()
     other = run_here(made, tmp_path / "file")
     ours, theirs = digests(run), digests(other)
     models = [name for name in ours if "average" in name or "expertise" in name]
@@ -118,7 +117,7 @@ def test_windows_say_what_their_text_does(tiny_models, tmp_path):
     known = zip(lists[:2], given, strict=True)
     lines = [{"tokens": words, "logits": logits.tolist()} for words, logits in known]
     source = open_source(task, tmp_path / "cache")
-    found = open_predictions(written(tmp_path / "said.jsonl", lines), source)
+    found = open_predictions(write(tmp_path / "said.jsonl", lines), source)
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     split = word_windows(source.read("train"), [tokenizer], 10)
     words = Units.of(split)
@@ -160,14 +159,13 @@ def test_each_form_is_read(tmp_path):
     found = opened_words(tmp_path, by_id)
     assert logits_of(found, ["rice"])[0].argmax() == 3 and len(found) == 1
     spans = [{"start": 2, "end": 5, "type": "animal"}]
-    (tmp_path / "texts").mkdir()
     rows = [{"text": "a cat", "spans": spans}, {"text": "rice", "spans": []}]
     task, file = words_task(tmp_path / "texts", rows), tmp_path / "texts" / "said.jsonl"
     lines = [
         {"text": "a cat", "predicted": spans, "confidence": 0.8},
         {"text": "rice", "predicted": ["B-food"]},
     ]
-    found = open_predictions(written(file, lines), open_source(task, tmp_path / "cache"))
+    found = open_predictions(write(file, lines), open_source(task, tmp_path / "cache"))
     of_cat = logits_of(found, ["a", "cat"])[1].tolist()
     assert of_cat == pytest.approx([rest, sure, rest, rest, rest])
     assert logits_of(found, ["rice"])[0].argmax() == 3
@@ -177,7 +175,7 @@ def test_spans_that_an_earlier_version_took_are_not_taken(tmp_path, monkeypatch)
     spans = [{"start": 0, "end": 1, "type": "animal", "text": "cat"}]
     task, file = words_task(tmp_path, [{"text": "a cat", "spans": []}]), tmp_path / "said.jsonl"
     source = open_source(task, tmp_path / "cache")
-    written(file, [{"text": "a cat", "predicted": spans}])
+    write(file, [{"text": "a cat", "predicted": spans}])
     with monkeypatch.context() as before:
         before.setattr(predictions, "VERSION", 3)
         before.setattr(data_spans, "_check_own_text", lambda *given: None)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import yaml
+from kinds import json_lines
 from runs import evaluation, losses, results, written
 from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -54,7 +55,7 @@ def test_what_was_fitted_on_chose_nothing(finished, toy_task):
     """By what the run left: the keys in what was fitted, and each model's accuracy on the other
     examples, which is the one that chose its epoch."""
     run = finished / "run"
-    rows = [json.loads(line) for line in (toy_task / "validation.jsonl").read_text().splitlines()]
+    rows = json_lines(toy_task / "validation.jsonl")
     keys = content_keys([row["text"] for row in rows]).tolist()
     with safe_open(run / "routing.safetensors", "pt") as file:
         fitted = file.get_tensor("keys").tolist()
@@ -88,7 +89,7 @@ def predicted(folder, rows):
 
 
 def test_the_baseline_is_what_counting_says(finished, toy_task):
-    rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
+    rows = json_lines(toy_task / "test.jsonl")
     record = evaluation(finished / "run")
     baseline = record["baseline"]
     assert baseline["answer"] == "animal", "67 of the 200 of train; food has as many, and is later"

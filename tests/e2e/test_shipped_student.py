@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import results, written
+from runs import loaded, results
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
@@ -19,7 +19,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
 from ds_distill.phases import evaluate
 from ds_distill.predictors.prediction import predict
-from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.recipe import LONE_TASK
 from ds_distill.reporting.model_card import model_card
 from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator
@@ -58,7 +58,7 @@ def finished(request, tmp_path_factory, toy_settings, masked_lm_settings):
         {"evaluate": {"split": "test", "batch_size": 16}},
     ]
     here = tmp_path_factory.mktemp("shipped")
-    recipe = load_recipe(written(settings, here), [f"deepspeed={config}"])
+    recipe = loaded(settings, here, f"deepspeed={config}")
     told = []
     predict = evaluate.predictions_of
 

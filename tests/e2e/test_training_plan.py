@@ -2,10 +2,10 @@
 terms with a cache; each also where it is interrupted and resumed."""
 
 import pytest
-from runs import after_calls, digests, interrupted, logged, results, written
+from runs import after_calls, digests, interrupted, loaded, logged, results
 from toys import recipe_of
 
-from ds_distill import load_recipe, run_recipe
+from ds_distill import run_recipe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.engine.engine import Engine
 from ds_distill.training.loop import _Training
@@ -22,7 +22,7 @@ def run(toy_settings, in_this_process, tmp_path):
     def made(name, *phases, stop=None):
         settings = {**toy_settings, "teachers": {"first": toy_settings["teachers"]["first"]}}
         settings |= {"phases": list(phases), "logging": {"every": 1}}
-        recipe, folder = load_recipe(written(settings, tmp_path)), tmp_path / name
+        recipe, folder = loaded(settings, tmp_path), tmp_path / name
         if stop is not None:
             with interrupted(Engine, "train_step", after_calls(stop)):
                 run_recipe(recipe, folder)

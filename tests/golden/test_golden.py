@@ -3,19 +3,14 @@
 import copy
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from safetensors.numpy import load_file, save_file
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import two_commits
 from golden import FILE, moved, numbers_of, run_scenarios
 from readings import read_run
+from safetensors.numpy import load_file, save_file
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +25,7 @@ def found(runs):
 
 @pytest.fixture(scope="module")
 def golden():
-    content = json.loads(FILE.read_text())
-    return content
+    return json.loads(FILE.read_text())
 
 
 def test_no_number_moved(golden, found):

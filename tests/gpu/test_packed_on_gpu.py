@@ -1,16 +1,11 @@
 """On a GPU: packed views through the kernels that runs use there."""
 
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from families import config_of
-from test_packed import FAMILIES, HEADS, before_and_after, models, padded_view
+from unit.test_packed import FAMILIES, HEADS, before_and_after, models, padded_view
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packing import packed_backend

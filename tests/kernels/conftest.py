@@ -3,17 +3,11 @@ TRITON_INTERPRET=1 (see test_interpreter.py), on the Triton kernels in the inter
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
 
 import cases
+import pytest
+import torch
 
 
 @pytest.fixture(params=cases.DEVICES)

@@ -82,7 +82,7 @@ def test_a_slot_takes_the_gradients_of_other_losses(dtype, divergence, entries, 
                 divergence=divergence,
             )
         losses.sum().backward()
-        assert weight.grad is not None and weight.grad.is_contiguous()
+        assert weight.grad.is_contiguous()
         found.append([losses.detach(), hidden.grad, weight.grad, bias.grad])
     wanted = [None if tensor is None else tensor.double() for tensor in found[1]]
     assert_near(found[0], wanted, TOLERANCE[dtype])

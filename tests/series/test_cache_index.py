@@ -51,8 +51,7 @@ print(json.dumps({{"open_seconds": round(opened, 2), "microseconds_for_256_keys"
 
 def measure(code, file):
     done = python(code, file, KEYS, timeout=900)
-    figures = json.loads(done.stdout)
-    return figures
+    return json.loads(done.stdout)
 
 
 def test_the_index_is_small_and_answers(tmp_path):

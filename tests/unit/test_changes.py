@@ -53,20 +53,10 @@ def test_what_may_change_is_in_the_record(overrides, folder, recipe):
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("seed=1", r"seed \(was 0, now 1\)"),
-        ("phases.teach-first.learning_rate=1e-4", r"phases\.0\.fine-tune\.learning_rate"),
-        ("training.learning_rate=1e-4", r"phases\.0\.fine-tune\.learning_rate"),
-        ("phases.distil.batch_size=4", r"phases\.4\.distil\.batch_size"),
-        ("phases.distil.epochs=4", r"phases\.4\.distil\.epochs"),
-        ("task.max_length=9", r"task\.max_length"),
-        ("deepspeed=zero1_bf16", r"deepspeed \(was zero1_fp32, now zero1_bf16\)"),
-        ("phases.teach-first.per_class=3", r"per_class \(was null, now 3\)"),
-    ],
+    "override", ["phases.teach-first.learning_rate=1e-4", "training.learning_rate=1e-4"]
 )
-def test_what_changes_results_may_not(override, key, folder, recipe):
-    with pytest.raises(UserError, match=key):
+def test_the_rate_of_a_phase_that_is_done_may_not_change(override, folder, recipe):
+    with pytest.raises(UserError, match=r"phases\.0\.fine-tune\.learning_rate"):
         folder.check_new_or_same(recipe(override), resume=True)
 
 

@@ -1,15 +1,12 @@
 """What `check` says of the classes of a task's examples."""
 
-import json
-
 import datasets
 import pytest
 import transformers
-import yaml
-from typer.testing import CliRunner
+from kinds import write
+from runs import command_line, written
 
 from ds_distill.check.data import class_counts
-from ds_distill.cli import app
 
 
 def test_a_split_without_labels_has_no_counts_whatever_the_number_of_its_texts():
@@ -25,23 +22,18 @@ def check(tmp_path, tiny_models, monkeypatch):
 
     def run(splits, more=None, **task):
         data = tmp_path / "data"
-        data.mkdir(exist_ok=True)
         for split, rows in splits.items():
-            lines = [
-                json.dumps(row if isinstance(row, dict) else {"text": row[0], "label": row[1]})
-                for row in rows
+            given = [
+                row if isinstance(row, dict) else {"text": row[0], "label": row[1]} for row in rows
             ]
-            (data / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+            write(data / f"{split}.jsonl", given)
         recipe = {
             "task": {"data": {"path": "data"}, "max_length": 32, **task},
             "student": {"model": str(tiny_models["toy"])},
             "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
             **(more or {}),
         }
-        (tmp_path / "my.yaml").write_text(yaml.safe_dump(recipe))
-        done = CliRunner().invoke(app, ["check", str(tmp_path / "my.yaml")])
-        assert done.exit_code == 0, done.exception
-        return str(done.output)
+        return command_line("check", written(recipe, tmp_path)).output
 
     return run
 

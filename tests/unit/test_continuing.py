@@ -12,7 +12,7 @@ import signal
 import pytest
 from processes import events, python
 from rich.console import Console
-from runs import evaluation, logged, written
+from runs import evaluation, loaded, logged, written
 from safetensors.torch import load_file, save_file
 
 from ds_distill import load_recipe, run_recipe
@@ -224,7 +224,7 @@ def test_what_a_run_reads_may_have_changed_before_it_goes_on(toy_settings, tmp_p
     settings["student"]["model"] = str(model)
     settings["training"] |= {"epochs": 1}
     settings["phases"] = [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}]
-    folder, recipe = tmp_path / "run", load_recipe(written(settings, tmp_path))
+    folder, recipe = tmp_path / "run", loaded(settings, tmp_path)
     execute(recipe, folder, first=1)
 
     def rename(before, after):
@@ -256,7 +256,7 @@ def test_a_cache_that_another_run_has_made_anew(masked_lm_settings, tmp_path):
             {"distil": {"teachers": "cached", "losses": {"kl": {"temperature": temperature}}}},
         ]
         made = {**masked_lm_settings, "task": task, "phases": phases}
-        runs[temperature] = load_recipe(written(made, tmp_path))
+        runs[temperature] = loaded(made, tmp_path)
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         execute(runs[temperature], tmp_path / f"run-{temperature}", first=2)
     with pytest.raises(UserError, match=r"cached with temperature 8.0, and the run has 2.0"):

@@ -2,19 +2,18 @@
 nothing of which a teacher says nothing."""
 
 import copy
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
+from kinds import json_lines, write
+from runs import loaded, results
 from toys import make_toy_classifier, write_toy_task
 
 from ds_distill.data.batches import Units
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.phases.expertise import _texts, route
-from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.execute import execute
 
@@ -34,43 +33,30 @@ def settings(toy_settings, tmp_path_factory):
     return made
 
 
-def recipe_of(settings, folder, *phases):
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**settings, "phases": list(phases)}))
-    return load_recipe(str(path))
-
-
 def test_teachers_that_were_trained_since_their_cache_run_again(settings, tmp_path):
     """As `check` has it. The run ended there, with the advice to build a cache that a resumed run
     does not build again. A layer that is named twice is cached once, and read."""
     reads = {"split": "transfer", "losses": {"kl": {}}}
-    recipe = recipe_of(
-        settings,
-        tmp_path,
+    phases = [
         {"cache": {"splits": ["validation", "transfer"], "hidden": [-1, -1]}},
         {"distil": {"name": "one", "teachers": "cached", **reads, "save_as": "one"}},
         {"fine-tune": {"models": "first"}},
         {"expertise": {}},
         {"distil": {"name": "two", "teachers": "live", "routing": "gate", **reads}},
-    )
-    execute(recipe, tmp_path / "run")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    expertise = results["phases"][3]
+    ]
+    execute(loaded({**settings, "phases": phases}, tmp_path), tmp_path / "run")
+    expertise = results(tmp_path / "run")["phases"][3]
     assert expertise["kind"] == "expertise" and expertise["teachers"] == ["first", "second"]
 
 
 def test_route_compares_nothing_of_which_a_teacher_says_nothing(settings, tmp_path):
     """Its silence was taken for the first class, and all scores were wrong."""
     data = Path(settings["task"]["data"]["path"])
-    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
+    rows = json_lines(data / "validation.jsonl")
     said = [{"text": row["text"], "predicted": row["label"]} for row in rows[::2]]
-    (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
-    teachers = {
-        "first": settings["teachers"]["first"],
-        "llm": {"predictions": str(tmp_path / "said.jsonl")},
-    }
-    made = {**settings, "teachers": teachers}
-    recipe = recipe_of(made, tmp_path, {"cache": {"splits": ["validation"]}})
+    llm = {"predictions": str(write(tmp_path / "said.jsonl", said))}
+    made = {**settings, "teachers": {"first": settings["teachers"]["first"], "llm": llm}}
+    recipe = loaded({**made, "phases": [{"cache": {"splits": ["validation"]}}]}, tmp_path)
     execute(recipe, tmp_path / "run")
     lacks = len(rows) - len({row["text"] for row in said} & {row["text"] for row in rows})
     says = rf"teachers\.llm\.predictions: says nothing of {lacks} of the {len(rows)} examples of"
@@ -82,9 +68,7 @@ def test_both_texts_of_a_pair_are_those_of_the_example(tmp_path):
     """Also where a split has examples twice: the second texts were those of another one."""
     pairs = [(f"first {n % 7}", f"second {n % 7}") for n in range(20)]
     rows = [{"text_a": a, "text_b": b, "label": "x"} for a, b in pairs]
-    (tmp_path / "data").mkdir()
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "data" / "validation.jsonl").write_text(lines)
+    write(tmp_path / "data" / "validation.jsonl", rows)
     task = SingleLabel.model_validate(
         {"data": {"path": str(tmp_path / "data")}, "labels": ["x", "y"]}
     )

@@ -33,7 +33,7 @@ def test_what_is_lost_is_a_share_of_what_can_be_learnt(kind, tmp_path):
     own = signals_of("t", schema, keys, variant).logits * 1.1 + 0.3
     again, many = Repeated(torch.from_numpy(keys), own, variant), kind == "labels"
     measured = fidelity(again, reader, "t", many_labels=many)
-    assert measured is not None and measured.rows == len(own) * (V if many else 1)
+    assert measured.rows == len(own) * (V if many else 1)
     stored = reader.read("t", reader.indices(again.keys), variant).to("cpu").logits.double()
     own = own.double()
     if kind == "numbers":

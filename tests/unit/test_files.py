@@ -68,7 +68,7 @@ def test_a_killed_writer_leaves_whole_files(milliseconds, tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
-    assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    assert writer.stdout.readline() == "ready\n"
     while not (tmp_path / "folder").exists():
         time.sleep(0.001)
     time.sleep(milliseconds / 1000)

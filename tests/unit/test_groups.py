@@ -10,14 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.check.check import check_data
 from ds_distill.data import groups
 from ds_distill.data.batches import Units
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.routing.comparison import compare
 from ds_distill.training.setup import validation_of
@@ -303,19 +301,6 @@ def test_too_few_examples_are_refused_with_the_counts():
     examples = numbered(30)
     with pytest.raises(UserError, match=r"all of its 30 examples .*none is left to choose"):
         choosing_part(examples, {"train": examples}, 0)
-
-
-def test_a_run_that_could_not_fit_is_refused_before_it_starts(toy_settings, tmp_path):
-    """Also where a cap leaves too few of many."""
-    caps = {"validation": 10, "train": 9}
-    data = {**toy_settings["task"]["data"], "per_class": caps}
-    settings = {**toy_settings, "task": {**toy_settings["task"], "data": data}}
-    recipe = Recipe.model_validate(settings)
-    with pytest.raises(UserError, match=r"'validation' has 30 labelled examples, of which 1\d may"):
-        check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
-    caps["validation"] = 20
-    recipe = Recipe.model_validate(settings)
-    check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
 
 
 def test_a_split_without_labels_does_not_choose():

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import datasets
+import kinds
 import pandas
 import pytest
 import yaml
@@ -64,16 +65,12 @@ def init(models, tmp_path):
 def write(folder, row, kind="jsonl", splits=SIZES, named=None):
     """named: columns of a parquet that declare the names of their class ids."""
     draw = random.Random(0)
-    folder.mkdir(exist_ok=True)
     for split, size in splits.items():
-        rows, file = [row(number, draw) for number in range(size)], folder / f"{split}.{kind}"
-        if kind == "csv":
-            pandas.DataFrame(rows).to_csv(file, index=False)
-        elif kind == "jsonl":
-            file.write_text("".join(json.dumps(one) + "\n" for one in rows))
-        else:
+        rows = [row(number, draw) for number in range(size)]
+        file = kinds.write(folder / f"{split}.{kind}", rows)
+        if named is not None:
             data = datasets.Dataset.from_list(rows)
-            for name, feature in (named or {}).items():
+            for name, feature in named.items():
                 data = data.cast_column(name, feature)
             data.to_parquet(file)
     return folder
@@ -341,8 +338,7 @@ def test_squads_nested_form_is_refused_with_the_way_out(indent, init, tmp_path):
 
 def test_a_model_that_names_no_architecture_is_fine_tuned_first(models, tmp_path):
     copied = shutil.copytree(models / "first", tmp_path / "copied")
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | {"architectures": None}))
+    kinds.change(copied / "config.json", architectures=None)
     for folder, has_head in ((models / "first", True), (copied, False)):
         [teacher] = read_teachers([str(folder)], "single-label", TOY_LABELS)
         assert teacher.has_head == has_head and bool(teacher.outputs) == has_head

@@ -45,8 +45,7 @@ def opened(folder, labels=None, *, many=False):
 
 
 def labels_of(source, split="train"):
-    found = Units.of(source.read(split)).labels.tolist()
-    return found
+    return Units.of(source.read(split)).labels.tolist()
 
 
 # ------------------------------------------------------------------------------ vectors of 0 and 1

@@ -45,21 +45,12 @@ def work_in(folder, *command):
     [
         ("# a\none slots=3\n\ntwo slots=2\n", "two:1@one:2,0", None, {"one": [0, 2], "two": [1]}),
         ("one slots=1\ntwo slots=2\n", None, "two:0", {"one": [0], "two": [1]}),
-        ("a slots=1\na slots=2\n", None, None, "multiple entries for a"),
-        ("a 4\n", None, None, "bad entry: a 4"),
-        ("a slots=1\n", "b", None, "'b' not found"),
-        ("a slots=1\n", "a", "a", "mutually exclusive"),
-        ("a slots=1\n", None, "a", "--exclude leaves no slot"),
     ],
 )
 def test_hosts_are_those_of_deepspeeds_runner(text, include, exclude, expected, tmp_path):
     (tmp_path / "hosts").write_text(text)
     options = LaunchOptions(hostfile=tmp_path / "hosts", include=include, exclude=exclude)
-    if isinstance(expected, dict):
-        assert options.hosts() == expected
-        return
-    with pytest.raises(UserError, match=expected):
-        options.hosts()
+    assert options.hosts() == expected
 
 
 def test_more_ranks_than_gpus_are_refused(toy_recipe, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def hold(tmp_path):
             text=True,
         )
         started.append(process)
-        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        assert process.stdout.readline() == "taken\n"
         return process
 
     yield start

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tr
 from processes import python
-from runs import written
+from runs import loaded
 from toys import TOY_LABELS, make_toy_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -283,7 +283,7 @@ def finished(toy_settings, tmp_path_factory):
     def state():
         return dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
 
-    before, recipe = state(), load_recipe(written(toy_settings, folder), ["training.epochs=1"])
+    before, recipe = state(), loaded(toy_settings, folder, "training.epochs=1")
     done = run_recipe(recipe, folder / "run")
     assert isinstance(done, ds_distill.FinishedRun)
     return done, before, state()

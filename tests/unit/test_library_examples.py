@@ -35,7 +35,7 @@ def test_the_readmes_lines_for_own_data_hold(tmp_path, monkeypatch):
     recipe = load_recipe("my.yaml")
     check_all(recipe)
     assert len(recipe.teachers) == len(teachers) == 2
-    assert recipe.task is not None and sorted(recipe.task.labels) == sorted(TOY_LABELS)
+    assert sorted(recipe.task.labels) == sorted(TOY_LABELS)
 
 
 @pytest.fixture(scope="module")

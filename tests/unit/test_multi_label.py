@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from families import NO_DROPOUT, built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import write
+from runs import loaded
 from scipy import stats
 from sklearn.metrics import mean_squared_error
 from transformers import AutoModelForSequenceClassification, BertConfig
@@ -197,7 +197,7 @@ def test_what_a_teacher_knows_is_known_of_each_label(tmp_path):
     )
     for policy in ("expertise", "gate", "calibrated"):
         target = Router(policy, fitted=tmp_path / "routing.safetensors")(signals, batch)
-        assert target.logits is not None and target.logits.shape == (400, 3)
+        assert target.logits.shape == (400, 3)
         assert target.weights.shape == (2, 400, 3)
         right = (target.logits.numpy() > 0) == (truth == 1)
         assert right.mean(axis=0).min() > 0.95, policy
@@ -421,24 +421,21 @@ def test_a_constant_has_no_correlation_and_equal_labels_are_refused():
 
 @pytest.mark.parametrize("routing", ["random", "{policy: average, mix: losses}"])
 def test_numbers_are_routed(routing, tmp_path, toy_settings):
-    path = tmp_path / "toy.yaml"
     distil = {"split": "transfer", "teachers": "live", "losses": {"logit_mse": {}}}
     task = {"type": "regression", "data": toy_settings["task"]["data"]}
-    path.write_text(yaml.safe_dump({**toy_settings, "task": task, "phases": [{"distil": distil}]}))
-    recipe = load_recipe(str(path), [f"phases.distil.routing={routing}"])
+    settings = {**toy_settings, "task": task, "phases": [{"distil": distil}]}
+    recipe = loaded(settings, tmp_path, f"phases.distil.routing={routing}")
     assert [*phase_mistakes(recipe)] == []
 
 
 def test_fine_tuning_is_by_squared_error_where_nothing_is_said(tmp_path, toy_settings):
-    path = tmp_path / "toy.yaml"
     settings = {**toy_settings, "phases": [{"fine-tune": {"models": "student"}}]}
     for kind, term in (("regression", "mse"), ("single-label", "cross_entropy")):
         settings["task"] = {"type": kind, "data": toy_settings["task"]["data"]}
-        path.write_text(yaml.safe_dump(settings))
-        recipe = load_recipe(str(path))
+        recipe = loaded(settings, tmp_path)
         assert list(recipe.phases[0].losses) == [term]
-        path.write_text(dump_recipe(recipe))
-        assert load_recipe(str(path)) == recipe
+        (tmp_path / "again.yaml").write_text(dump_recipe(recipe))
+        assert load_recipe(tmp_path / "again.yaml") == recipe
 
 
 def test_a_teacher_has_one_output():

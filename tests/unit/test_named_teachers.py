@@ -1,20 +1,18 @@
 """The policy `column`: data name the teacher that an example follows."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import torch
-import yaml
+from kinds import json_lines, write
 from safetensors.torch import load_file
 from toys import make_tiny_bert, make_toy_classifier, toy_vocabulary
-from typer.testing import CliRunner
 
 from ds_distill import Batch, PaddedView, Router
 from ds_distill.check.data import named_teacher_mistakes
-from ds_distill.cli import app
 from ds_distill.data.batches import Units
 from ds_distill.data.groups import teacher_ids
 from ds_distill.data.open_source import open_source
@@ -30,10 +28,7 @@ NAMES = ["first", None, "second", "first"]
 
 
 def written(folder, rows, split="train"):
-    folder.mkdir(exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
-    return folder
+    return write(folder / f"{split}.jsonl", rows).parent
 
 
 def read(folder, kind="single-label", split="train", **data):
@@ -94,7 +89,7 @@ def test_windows_follow_the_teacher_of_the_whole(tmp_path):
         assert examples.teacher_ids is not None and len(windows) > 8
         assert examples.teacher_ids.tolist() == wanted
         some = examples.at(np.array([3, 1])).teacher_ids
-        assert some is not None and some.tolist() == [wanted[3], wanted[1]]
+        assert some.tolist() == [wanted[3], wanted[1]]
 
 
 def test_a_batch_of_ones_own_names_teachers():
@@ -103,7 +98,7 @@ def test_a_batch_of_ones_own_names_teachers():
     batch = Batch.from_views({"student": view}, teacher_names=["second", None, "first"])
     target = Router("column")(signals, batch.to("cpu"))
     assert target.weights.tolist() == [[0, 0.5, 1], [1, 0.5, 0]]
-    assert target.logits is not None and torch.equal(target.logits[0], signals["second"].logits[0])
+    assert torch.equal(target.logits[0], signals["second"].logits[0])
     with pytest.raises(ValueError, match="the batch names none: give `teacher_names`"):
         Router("column")(signals, Batch.from_views({"student": view}))
     with pytest.raises(ValueError, match=r"teacher_names must be torch.int64 \[3\]"):
@@ -130,7 +125,7 @@ def test_a_run_follows_the_column(toy_settings, tmp_path, monkeypatch):
     toy = Path(toy_settings["task"]["data"]["path"])
     folder = tmp_path / "data"
     shutil.copytree(toy, folder)
-    rows = [json.loads(line) for line in (toy / "transfer.jsonl").read_text().splitlines()]
+    rows = json_lines(toy / "transfer.jsonl")
 
     model = {"model": str(make_toy_classifier(tmp_path / "model")), "below_majority": "warn"}
     others = {"animal": "food", "food": "weather", "weather": "animal"}
@@ -150,8 +145,7 @@ def test_a_run_follows_the_column(toy_settings, tmp_path, monkeypatch):
         settings["task"] = {**settings["task"], "data": data}
         phases = [{"cache": {"splits": "transfer"}}, *distil]
         settings |= {"teachers": teachers, "phases": phases, "deepspeed": "zero0_fp32"}
-        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        return tmp_path / "toy.yaml"
+        return runs.written(settings, tmp_path)
 
     def student(of):
         [found] = (tmp_path / "run").rglob(f"*{of}/model.safetensors")
@@ -160,15 +154,14 @@ def test_a_run_follows_the_column(toy_settings, tmp_path, monkeypatch):
     both = {"named": {"routing": "column"}, "lone": {"follow": ["first"]}}
     everything = {letter: "first" for row in rows for letter in row["text"][0]}
     name(everything)
-    done = CliRunner().invoke(app, ["run", str(recipe(**both)), "--folder", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
+    runs.command_line("run", recipe(**both), "--folder", tmp_path / "run")
     named, lone = student("named"), student("lone")
     assert named.keys() == lone.keys()
     assert all(torch.equal(named[key], lone[key]) for key in named)
 
     def check(message, **routings):
         with pytest.raises(UserError, match=message):
-            CliRunner().invoke(app, ["check", str(recipe(**routings))], catch_exceptions=False)
+            runs.command_line("check", recipe(**routings))
 
     letter = rows[4]["text"][0]
     name({**everything, letter: "frist"})

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from kinds import write
+from kinds import json_lines, write
 from pydantic import TypeAdapter
+from runs import loaded, results
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
 from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
-from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import Task
 from ds_distill.run.execute import execute
 from ds_distill.training import loop
@@ -52,10 +51,9 @@ def settings(task, toy_settings, tmp_path_factory):
 
 def refused(settings, phases, folder):
     """How a run of some phases ends."""
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**settings, "phases": phases}))
+    folder.mkdir(exist_ok=True)
     with pytest.raises(UserError) as raised:
-        execute(load_recipe(str(path)), folder / "run")
+        execute(loaded({**settings, "phases": phases}, folder), folder / "run")
     return str(raised.value)
 
 
@@ -68,7 +66,7 @@ def named(message):
 
 def check_examples(message, file):
     """It names lines of a file with the broken word."""
-    lines = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    lines = [row["text"] for row in json_lines(file)]
     for location, words in named(message):
         name, _, number = location.rpartition(":")
         text = lines[int(number) - 1]
@@ -82,16 +80,15 @@ LIVE = {"distil": {"split": "train", "teachers": "live", "routing": "average", *
 
 def test_evaluation_and_expertise(settings, task, tmp_path):
     train = {"fine-tune": {"models": "student"}}
-    (tmp_path / "expertise").mkdir()
     phases = [{"expertise": {"split": "validation"}}, LIVE]
     for message, split in (
         (refused(settings, [train, {"evaluate": {"split": "test"}}], tmp_path), "test"),
         (refused(settings, phases, tmp_path / "expertise"), "validation"),
     ):
         file = task / f"{split}.jsonl"
-        bad = sum(WORD in json.loads(line)["text"] for line in file.open())
-        of = sum(1 for _ in file.open())
-        assert message.startswith(f"teachers.second: its outputs for {bad} of {of} examples")
+        rows = json_lines(file)
+        bad = sum(WORD in row["text"] for row in rows)
+        assert message.startswith(f"teachers.second: its outputs for {bad} of {len(rows)} examples")
         check_examples(message, file)
 
 
@@ -122,16 +119,11 @@ def test_gradients_that_are_not_finite_where_the_loss_is(
         return began(job, run, total)
 
     monkeypatch.setattr(loop, "start_engine", start)
-    (tmp_path / "some").mkdir()
-    path = tmp_path / "some" / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**sound, "phases": [phase]}))
-    execute(load_recipe(str(path)), tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "phases" / "00-distil.json").read_text())
-    assert record["trained"][0]["skipped"] == 3
+    execute(loaded({**sound, "phases": [phase]}, tmp_path), tmp_path / "run")
+    assert results(tmp_path / "run")["phases"][0]["trained"][0]["skipped"] == 3
     assert "gradients are not finite at step 3, where the loss is" in capsys.readouterr().out
     assert (tmp_path / "run" / "not-finite-student-step-3.jsonl").is_file()
     broken[:] = range(15)
-    (tmp_path / "all").mkdir()
     message = refused(sound, [phase], tmp_path / "all")
     assert (
         "gradients are not finite in 10 steps one after the other, the last of them step 10"
@@ -150,8 +142,7 @@ def test_the_learning_rate_is_blamed_where_no_teacher_is(settings, task, tmp_pat
     assert "set a lower learning_rate" in message and "teachers." not in message
     [(step, terms, file)] = re.findall(r"at step (\d+) \(([^)]+)\)\. (\S+) has", message)
     assert int(step) > 1 and terms == "kl"
-    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
-    texts = [json.loads(line) for line in (task / "train.jsonl").read_text().splitlines()]
+    rows, texts = json_lines(Path(file)), json_lines(task / "train.jsonl")
     batch = settings["training"]["batch_size"]
     assert len(rows) in (batch, len(texts) % batch)
     for row in rows:
@@ -194,7 +185,6 @@ def test_masked_lms(broken_lm, tmp_path):
     message = refused(broken_lm, [{"evaluate": {"split": "test"}}], tmp_path)
     assert message.startswith("teachers.bert: ") and "of 60 examples of split test" in message
     check_lines(message, "test", broken_lm)
-    (tmp_path / "live").mkdir()
     message = refused(broken_lm, [{"distil": KL}], tmp_path / "live")
     assert message.startswith("teachers.bert: ") and "train.txt:" in message
 

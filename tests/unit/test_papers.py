@@ -2,18 +2,14 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
-import pytest
-
-from ds_distill.recipe import load_recipe
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
-
 import papers
+import pytest
 from papers_markdown import CLOSING, RESULTS, markdown, opening, page_of
 from papers_tables import LABELS_ONLY, TABLES, overrides_of
+
+from ds_distill.recipe import load_recipe
 
 FILES = sorted(RESULTS.glob("*.json"))
 EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

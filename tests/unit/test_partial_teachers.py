@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
-import yaml
 from cache_files import make_keys, write_cache
+from runs import loaded
 from toys import make_tiny_bert, toy_vocabulary
 
 from ds_distill.cache.reader import CacheReader
@@ -17,7 +17,6 @@ from ds_distill.keys import content_keys
 from ds_distill.losses import Seen, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
-from ds_distill.recipe import load_recipe
 from ds_distill.recipe.policies import POLICIES, candidates
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.recipe.terms import losses_of
@@ -61,7 +60,7 @@ def test_classes_stay_with_the_signals():
     logits, classes = randn(ROWS, 2), torch.tensor([1, 3])
     signals = Signals(logits, {-1: randn(ROWS, 4)}, classes)
     for made in (signals.at(torch.tensor([0, 2])), signals.to("cpu"), signals.dummy()):
-        assert made.classes is not None and torch.equal(made.classes, classes)
+        assert torch.equal(made.classes, classes)
         assert made.logits.shape[1] == 2
     spread = signals.over_all(4)
     assert torch.equal(spread[:, [1, 3]], logits) and torch.isfinite(spread).all()
@@ -78,7 +77,7 @@ def test_a_cache_stores_the_known_classes_alone(tmp_path):
     reader = CacheReader(tmp_path / "cache")
     found = reader.read("t", reader.indices(keys))
     assert found.logits.shape == (12, 2)
-    assert found.classes is not None and found.classes.tolist() == [0, 3]
+    assert found.classes.tolist() == [0, 3]
 
 
 # --------------------------------------------------------------------------- the bundle
@@ -143,7 +142,7 @@ def test_an_unknown_class_moves_nothing(name):
         signals = bundle(batch, predict=("t",))["t"].logits
         grads = [p.grad for p in student.bert.parameters() if p.grad is not None]
         head = student.classifier.weight.grad
-        assert head is not None and bool(head.abs().sum() > 0)
+        assert bool(head.abs().sum() > 0)
         found.append((loss, signals, head, grads))
     (one, known, head, grads), (other, again, wide, wide_grads) = found
     assert torch.equal(one, other) and torch.equal(known, again)
@@ -240,7 +239,7 @@ def test_rows_of_which_another_teacher_says_nothing():
                 router(here, batch_of(8))
             continue
         target = router(here, batch_of(8))
-        assert target.logits is not None and target.logits.shape == (8, 4)
+        assert target.logits.shape == (8, 4)
         log_probs = {
             name: log_probabilities(of.logits[:8], fitted.temperatures[name])
             for name, of in some.items()
@@ -326,7 +325,7 @@ def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone():
     assert kind.label_doubt(logits, examples) is not None
     assert kind.label_doubt(logits, examples, (0, 1)) is None
     swapped = kind.label_doubt(logits[:, [1, 0, 2]], examples, (0, 1))
-    assert swapped is not None and swapped.order == [1, 0]
+    assert swapped.order == [1, 0]
 
 
 # -------------------------------------------------------------------------------- notes
@@ -344,10 +343,8 @@ def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(toy_settings, 
         }
         distil = {"split": "transfer", "losses": losses, "routing": routing}
         data = {**toy_settings, "teachers": teachers, "phases": [{"distil": distil}]}
-        path = tmp_path / "r.yaml"
-        path.write_text(yaml.safe_dump(data))
         configs = {name: tr.BertConfig(id2label=dict(enumerate(of))) for name, of in known.items()}
-        found = label_notes(load_recipe(str(path)), "task", LABELS, configs)
+        found = label_notes(loaded(data, tmp_path), "task", LABELS, configs)
         return [note for note in found if "leaves open" in note]
 
     apart = {"x": ["a", "b"], "y": ["c", "d"]}

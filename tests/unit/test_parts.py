@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 import torch
-import yaml
 from pydantic import TypeAdapter
+from runs import loaded, written
 
 from ds_distill.check.phases import phase_mistakes
 from ds_distill.data.open_source import open_source
@@ -155,9 +155,7 @@ def test_what_a_part_runs_that_is_not_there_is_the_parts_mistake(monkeypatch):
 @pytest.fixture
 def mistakes(tmp_path, toy_settings):
     """What is wrong with the toy recipe under overrides."""
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    return lambda *overrides: [*map(str, phase_mistakes(load_recipe(str(path), overrides)))]
+    return lambda *more: [*map(str, phase_mistakes(loaded(toy_settings, tmp_path, *more)))]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +195,10 @@ def test_a_rule_of_a_part_is_asked_with_its_location(mistakes, monkeypatch):
 
 
 def test_a_recipe_of_every_policy_loads_again(toy_settings, tmp_path):
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
-    recipe = load_recipe(str(path), [f"phases.distil.routing=[{', '.join(POLICIES)}]"])
-    path.write_text(dump_recipe(recipe))
-    assert load_recipe(str(path)) == recipe
+    routing = f"phases.distil.routing=[{', '.join(POLICIES)}]"
+    recipe = loaded(toy_settings, tmp_path, routing)
+    (tmp_path / "again.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "again.yaml") == recipe
 
 
 # ----------------------------------------------------------------------------- parts from outside
@@ -244,8 +241,7 @@ def package(tmp_path, monkeypatch, parts_as_before):
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_part_is_refused_with_its_line(case, package, tmp_path, toy_settings):
     code, says = BAD[case]
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump({"import": [package(code)], **toy_settings}, sort_keys=False))
+    path = written({"import": [package(code)], **toy_settings}, tmp_path)
     with pytest.raises(UserError) as refusal:
         load_recipe(path)
     for part in (f"{path}:2  import.0: cannot be imported: ", *says):
@@ -260,15 +256,13 @@ def test_a_recipe_brings_its_packages_parts(package, tmp_path, toy_settings):
         "class C(CountMetric):\n    name, over = 'third', ('classes', 'labels')\n"
         "class D(DataSource):\n    part_name = 'rows'\n"
     )
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
     name = package(code)
     given = [f"import=[{name}]", "phases.distil.routing={policy: mine, power: 3}"]
     given += ["phases.distil.losses={my_term: {weight: 2}}"]
-    recipe = load_recipe(path, given)
-    written = dump_recipe(recipe)
-    assert f"import:\n- {name}" in written and "power: 3" in written
-    path.write_text(written)
-    assert load_recipe(path) == recipe
+    recipe = loaded(toy_settings, tmp_path, *given)
+    text = dump_recipe(recipe)
+    assert f"import:\n- {name}" in text and "power: 3" in text
+    (tmp_path / "again.yaml").write_text(text)
+    assert load_recipe(tmp_path / "again.yaml") == recipe
     assert [over for over in METRICS if "third" in METRICS[over]] == ["classes", "labels"]
     assert "rows" in SOURCES

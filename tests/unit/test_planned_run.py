@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
+from runs import loaded
 
 from ds_distill.files import write_json
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.recipe import load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.memory import planned_device, planned_memory
 
@@ -18,14 +17,11 @@ from ds_distill.run.memory import planned_device, planned_memory
 @pytest.fixture
 def recipe(tmp_path, toy_settings):
     """A training on labels, and a distillation."""
-    file = tmp_path / "toy.yaml"
     phases = [
         {"fine-tune": {"name": "teach", "models": list(toy_settings["teachers"]), "steps": 8}},
         {"distil": {"teachers": "live", "losses": {"kl": {}}, "steps": 8, "split": "transfer"}},
     ]
-    logging = {"every": 4}
-    file.write_text(yaml.safe_dump({**toy_settings, "phases": phases, "logging": logging}))
-    return load_recipe(file)
+    return loaded({**toy_settings, "phases": phases, "logging": {"every": 4}}, tmp_path)
 
 
 def notes(recipe, device, folder):

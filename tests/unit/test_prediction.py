@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from kinds import change, jsonl, write
 from safetensors.torch import load_file, save_file
 from toys import TOY_FILLERS, make_tiny_bert, toy_vocabulary
 from transformers import (
@@ -62,9 +63,7 @@ def from_file(model, file, **options):
 
 
 def of_rows(model, folder, *rows, **options):
-    file = folder / "texts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return from_file(model, file, **options)
+    return from_file(model, write(folder / "texts.jsonl", [*rows]), **options)
 
 
 def check_same(found, expected):
@@ -107,8 +106,7 @@ def test_texts_are_padded_as_in_training(setting, tmp_path):
 
 
 def change_tokenizer(folder, setting):
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
+    change(folder / "tokenizer_config.json", **setting)
 
 
 def test_a_model_of_one_output_predicts_a_number(tmp_path):
@@ -141,7 +139,7 @@ def test_texts_that_are_cut_are_counted(model):
 def test_a_file_of_each_kind(model, tmp_path, ending, monkeypatch):
     file = tmp_path / f"texts.{ending}"
     rows = [{"text": text, "id": str(number)} for number, text in enumerate(TEXTS)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = jsonl(rows)
     content = "\n\n".join(TEXTS) if ending in ("txt", "lines") else lines
     if ending in ("csv", "tsv"):
         pd.DataFrame(rows).to_csv(file, index=False, sep="\t" if ending == "tsv" else ",")
@@ -327,15 +325,6 @@ def test_a_damaged_model_is_refused(damage, message, tmp_path):
         list(predict(folder, TEXTS))
 
 
-def test_what_is_no_classifier_is_refused(model, tmp_path, tiny_models):
+def test_pairs_among_texts_are_refused(model):
     with pytest.raises(UserError, match="some texts are pairs"):
         list(predict(model, [(TEXTS[0], TEXTS[1]), "a text"]))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").touch()
-    for folder, message in {
-        tmp_path / "nothing": "no such folder",
-        tiny_models["toy"]: "was not trained on this task",
-        tmp_path / "run": "no student yet",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            load_predictor(folder)

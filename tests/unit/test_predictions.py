@@ -1,9 +1,7 @@
 """Teachers whose predictions are in a file."""
 
 import copy
-import json
 import random
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ import pytest
 import torch
 import transformers as tr
 import yaml
-from runs import evaluation, run_here
+from kinds import json_lines, write
+from runs import command_line, evaluation, loaded, written
 from toys import TOY_WORDS, make_tiny_bert, make_toy_classifier, toy_vocabulary
-from typer.testing import CliRunner
 
-from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe
+from ds_distill import Batch, Bundle, PaddedView, Router
 from ds_distill.cache.reader import CacheReader, describe
 from ds_distill.check.check import check_all
-from ds_distill.cli import app
 from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import LEAST, open_predictions
 from ds_distill.errors import UserError
@@ -41,11 +38,9 @@ TEXTS = ["first text", "second, with a comma", "third text", "fourth text"]
 def opened(file, kind="single-label", texts="text", **columns):
     """A file's predictions of a task whose data lie beside it."""
     data = file.parent / f"{file.name}.data"
-    data.mkdir(exist_ok=True)
     label = {"multi-label": ["yes"], "regression": 1.5}.get(kind, "yes")
     row = {"text": "a", "text_b": "b"} if "text_b" in columns else {"text": "a"}
-    rows = [{**row, "label": label}, {**row, "label": label}]
-    (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(data / "train.jsonl", [{**row, "label": label}] * 2)
     settings = {"type": kind, "data": {"path": str(data), "columns": columns}}
     if kind != "regression":
         settings["labels"] = LABELS
@@ -57,8 +52,7 @@ TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
 
 
 def words_task(folder, rows, **columns):
-    (folder / "data").mkdir(exist_ok=True)
-    written(folder / "data" / "train.jsonl", rows)
+    write(folder / "data" / "train.jsonl", rows)
     data = {"path": str(folder / "data"), "columns": columns}
     return TASKS["token-classification"].model_validate({"data": data, "labels": TAGS})
 
@@ -71,12 +65,7 @@ def opened_words(folder, lines, **columns):
     ]
     task = words_task(folder, rows, **{"id": "key", **columns})
     source = open_source(task, folder / "cache")
-    return open_predictions(written(folder / "said.jsonl", lines), source, ["train"])
-
-
-def written(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+    return open_predictions(write(folder / "said.jsonl", lines), source, ["train"])
 
 
 def logits_of(file, *texts):
@@ -97,7 +86,7 @@ def test_each_form_is_read_whatever_the_order(form, tmp_path):
     rows = [{"text": text, **row} for text, row in zip(TEXTS, case["rows"], strict=False)]
     random.Random(0).shuffle(rows)
     kind = case.get("kind", "single-label")
-    found = opened(written(tmp_path / "said.jsonl", [*rows, rows[0]]), kind)
+    found = opened(write(tmp_path / "said.jsonl", [*rows, rows[0]]), kind)
     assert len(found) == sum(one is not None for one in case["says"])
     check_says(found, case["says"], as_they_are=form.startswith("logits"), kind=kind)
 
@@ -130,7 +119,7 @@ def test_objects_of_parquet_have_null_for_a_missing_key_and_pairs_have_an_order(
     pq.write_table(table, tmp_path / "two.parquet")
     check_says(opened(tmp_path / "two.parquet"), [[0.5, 0.5, LEAST], [LEAST, 1, LEAST]])
     pairs = [{"text": "a", "text_b": "b", "logits": [1, 2, 3]}]
-    file = opened(written(tmp_path / "pairs.jsonl", pairs), text="text", text_b="text_b")
+    file = opened(write(tmp_path / "pairs.jsonl", pairs), text="text", text_b="text_b")
     assert file.find(content_keys(["a", "b"], ["b", "a"])).tolist() == [0, -1]
 
 
@@ -151,26 +140,25 @@ def test_what_is_no_prediction_is_refused_where_it_stands(name, tmp_path):
             ]
             of_ids(tmp_path, rows, *case["lines"])
         else:
-            opened(written(tmp_path / "wrong.jsonl", case["lines"]))
+            opened(write(tmp_path / "wrong.jsonl", case["lines"]))
     assert [part for part in case["says"] if part not in str(refused.value)] == [], refused.value
 
 
 def test_a_logit_that_is_no_float_is_refused(tmp_path):
     rows = [{"text": "a", "logits": [10**400, 0, 0]}]
     with pytest.raises(UserError, match="1: 'logits' holds what is no finite"):
-        opened(written(tmp_path / "wrong.jsonl", rows))
+        opened(write(tmp_path / "wrong.jsonl", rows))
 
 
 def of_ids(folder, rows, *lines):
     """What a file says of examples that it names by the column `key`."""
     data = folder / "data"
-    data.mkdir(exist_ok=True)
-    written(data / "train.jsonl", [{"label": "yes", **row} for row in rows])
+    write(data / "train.jsonl", [{"label": "yes", **row} for row in rows])
     columns = {"id": "key", **({"text_b": "text_b"} if "text_b" in rows[0] else {})}
     given = {"type": "single-label", "data": {"path": str(data), "columns": columns}}
     task = TASKS["single-label"].model_validate({**given, "labels": LABELS})
     source = open_source(task, folder / "converted")
-    return open_predictions(written(folder / "said.jsonl", [*lines]), source, ["train"])
+    return open_predictions(write(folder / "said.jsonl", [*lines]), source, ["train"])
 
 
 def test_examples_are_found_by_their_ids(tmp_path):
@@ -201,7 +189,7 @@ SPLITS = ["transfer", "validation", "test"]
 
 def texts_of(settings, split):
     file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
-    return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    return [row["text"] for row in json_lines(file)]
 
 
 def of_cached_teachers(settings, dtype="float32"):
@@ -214,11 +202,6 @@ def of_cached_teachers(settings, dtype="float32"):
     return made
 
 
-def run_of(settings, folder, *overrides):
-    folder.mkdir()
-    return run_here(settings, folder, *overrides)
-
-
 def answers(settings, file, lacks=None):
     """A file of what a careful person would say of the toy's texts, without the first so many of
     some splits."""
@@ -227,7 +210,7 @@ def answers(settings, file, lacks=None):
         for text in texts_of(settings, split)[(lacks or {}).get(split, 0) :]:
             said = next((c for c, words in TOY_WORDS.items() if {*words.split()} & {*text.split()}))
             rows.append({"text": text, "predicted": said, "confidence": 0.9})
-    return written(file, rows)
+    return write(file, rows)
 
 
 def with_answers(settings, folder, **lacks):
@@ -239,13 +222,8 @@ def with_answers(settings, folder, **lacks):
     return made
 
 
-def recipe_of(settings, folder):
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    return folder / "recipe.yaml"
-
-
 def notes_of(settings, folder):
-    found = check_all(load_recipe(recipe_of(settings, folder)))
+    found = check_all(loaded(settings, folder))
     return [note for note in found if "predictions" in note]
 
 
@@ -254,12 +232,12 @@ def test_a_check_of_a_file_with_ids(toy_settings, tmp_path):
     data, file, lines = tmp_path / "data", tmp_path / "answers.jsonl", list[dict[str, Any]]()
     shutil.copytree(made["task"]["data"]["path"], data)
     for split in SPLITS:
-        rows = [json.loads(line) for line in (data / f"{split}.jsonl").open(encoding="utf-8")]
-        named = [{**row, "id": f"{split} {n}"} for n, row in enumerate(rows)]
-        written(data / f"{split}.jsonl", named)
+        rows = enumerate(json_lines(data / f"{split}.jsonl"))
+        named = [{**row, "id": f"{split} {n}"} for n, row in rows]
+        write(data / f"{split}.jsonl", named)
         lines += [{"id": row["id"], "predicted": "animal"} for row in named[:-2]]
     made["task"]["data"] = {"path": str(data), "columns": {"id": "id"}}
-    written(file, [*lines, {"id": "test 999", "predicted": "food"}])
+    write(file, [*lines, {"id": "test 999", "predicted": "food"}])
     made["phases"][3]["distil"]["routing"] = "average"
     made["phases"].pop(2)
     notes = notes_of(made, tmp_path)
@@ -270,7 +248,7 @@ def test_a_check_of_a_file_with_ids(toy_settings, tmp_path):
     del made["task"]["data"]["limit"]
     texts = [text for split in SPLITS for text in texts_of(made, split)]
     texts[5:5] = ["no text of the data 1", "no text of the data 2"]
-    written(file, [{"text": text, "predicted": "animal"} for text in texts])
+    write(file, [{"text": text, "predicted": "animal"} for text in texts])
     assert notes_of(made, tmp_path) == [
         f"teachers.first.predictions: 2 of its {len({*texts})} texts are in no split that is used "
         f"here (such as {file}:6)."
@@ -290,16 +268,14 @@ def test_a_run_whose_file_lacks_texts(toy_settings, tmp_path, in_this_process):
     assert notes[1].endswith("it is judged on the others.")
     run = tmp_path / "run"
     for more in (["--until", "cache"], ["--resume"]):
-        command = ["run", str(tmp_path / "recipe.yaml"), "--folder", str(run), *more]
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
+        command_line("run", tmp_path / "recipe.yaml", "--folder", run, *more)
     assert read_json(run / "phases" / "01-cache.json")["not_given"] == {"first": 42}
     report = (run / "report.html").read_text(encoding="utf-8")
     assert "Of 42 of the 320 texts of cache the file of first says nothing" in report
     reader = CacheReader(run / "cache" / "01-cache")
     keys = torch.from_numpy(content_keys(texts_of(settings, "transfer")))
     given = reader.read("first", reader.indices(keys)).reported
-    assert given is not None and given.tolist() == [False] * 37 + [True] * (count - 37)
+    assert given.tolist() == [False] * 37 + [True] * (count - 37)
     assert reader.read("second", reader.indices(keys)).reported is None
     entries = reader.manifest.teachers
     assert (entries["first"].not_given, entries["second"].not_given) == (42, None)
@@ -314,17 +290,15 @@ def test_a_cache_of_a_file_grows_and_is_of_that_file(toy_settings, tmp_path, in_
 
     def built(*splits):
         settings["phases"] = [{"cache": {**cache, "splits": list(splits)}}]
-        folder = str(tmp_path / "-".join(splits))
-        command = ["run", str(recipe_of(settings, tmp_path)), "--folder", folder]
-        return CliRunner().invoke(app, command)
+        recipe = written(settings, tmp_path)
+        command_line("run", recipe, "--folder", tmp_path / "-".join(splits))
 
     for splits, lacks in ((SPLITS[:2], 37), (SPLITS, 42)):  # the same cache, by two builds
-        assert built(*splits).exit_code == 0
+        built(*splits)
         assert CacheReader(tmp_path / "grown").manifest.teachers["first"].not_given == lacks
     answers(settings, tmp_path / "answers.jsonl", {"transfer": 3})
-    refused = built(SPLITS[0]).exception
-    assert isinstance(refused, UserError)
-    assert re.search("cache .*first.*weights", str(refused).replace("\n", " "))
+    with pytest.raises(UserError, match=r"(?s)cache .*first.*weights"):
+        built(SPLITS[0])
 
 
 def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(toy_settings, tmp_path):
@@ -354,9 +328,8 @@ def test_a_file_that_lacks_texts_beside_a_teacher_of_some_labels(toy_settings, t
 
 def check_judged_on_what_it_has(run, settings, file):
     """Counted again by hand, from what the run and the file say of each test text."""
-    data = Path(settings["task"]["data"]["path"]) / "test.jsonl"
-    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
-    said = {row["text"]: row["predicted"] for row in map(json.loads, file.open(encoding="utf-8"))}
+    rows = json_lines(Path(settings["task"]["data"]["path"]) / "test.jsonl")
+    said = {row["text"]: row["predicted"] for row in json_lines(file)}
     record = evaluation(run)
     saved = SavedPredictions.read(run / "predictions" / "04-evaluate.safetensors", "classes")
     assert saved.models.keys() == {"second", "average", "expertise"}
@@ -368,15 +341,11 @@ def check_judged_on_what_it_has(run, settings, file):
     of_teacher = record["models"]["first"]
     assert (of_teacher["examples"], of_teacher["not_given"]) == (len(there), 5)
     assert of_teacher["accuracy"] == pytest.approx(np.mean(teacher))
-    [row] = [
-        row
-        for row in record["comparisons"]
-        if (row["student"], row["other"]) == ("average", "first")
-    ]
+    own = {row["other"]: row for row in record["comparisons"] if row["student"] == "average"}
+    row = own["first"]
     assert row["difference"] == pytest.approx(np.mean(student) - np.mean(teacher))
     assert row["retention"] == pytest.approx(np.mean(student) / np.mean(teacher))
-    others = [row["other"] for row in record["comparisons"] if row["student"] == "average"]
-    assert sorted(others) == ["expertise", "first", "second"]
+    assert sorted(own) == ["expertise", "first", "second"]
     assert "not_given" not in record["models"]["average"]
     always = [row["label"] == record["baseline"]["answer"] for row in rows]
     apart = np.mean(teacher) - np.mean([always[at] for at in there])
@@ -385,10 +354,10 @@ def check_judged_on_what_it_has(run, settings, file):
     assert "The file of first says nothing of 5 of them" in report
     card = (run / "student" / "README.md").read_text(encoding="utf-8")
     assert f"| first (on {len(there)} examples) | teacher |" in card
-    [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "first"]
-    assert scores["examples"] == 60
-    [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "second"]
-    assert scores["model"][0] == "models/00-second", "no path of a machine in what is published"
+    scores = {of["teacher"]: of for of in read_json(run / "teachers.json")}
+    assert scores["first"]["examples"] == 60
+    path = scores["second"]["model"][0]
+    assert path == "models/00-second", "no path of a machine in what is published"
 
 
 @pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
@@ -448,11 +417,13 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(toy_settings, tmp_path)
     made = with_answers(toy_settings, tmp_path, transfer=2)
 
     def mistakes(*overrides):
-        done = CliRunner().invoke(app, ["check", str(recipe_of(made, tmp_path)), *overrides])
-        told = f"{done.output} {done.exception or ''}"
-        return f"{done.exit_code} {' '.join(told.split())}"
+        try:
+            command_line("check", written(made, tmp_path), *overrides)
+        except UserError as error:
+            return " ".join(str(error).split())
+        return ""
 
-    assert mistakes().startswith("0 ")  # 1 where a mistake is raised: main() makes 2 of it
+    assert mistakes() == ""
     for overrides, message in {
         "phases.expertise.states=true": "phases.expertise.states: lets the gate read the teachers'",
         "phases.cache.hidden=[-1]": "phases.cache.hidden: asks for the teachers' states or",
@@ -465,12 +436,11 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(toy_settings, tmp_path)
         "teachers.first.predictions=data:no.jsonl": "first.predictions=data:no.jsonl: this is the",
         "phases.distil.teachers=live": "teachers.first.predictions: has nothing of 2 of 200 ex",
     }.items():
-        found = mistakes(overrides)
-        assert found.startswith("1 ") and message in found, (overrides, found)
+        assert message in mistakes(overrides), overrides
     answers(made, tmp_path / "answers.jsonl", {"validation": 3})
     found = mistakes()
     assert "has nothing of 3 of 60 examples of split 'validation'" in found
-    assert "phase 'expertise' asks for them. Add them" in found and found.startswith("1 ")
+    assert "phase 'expertise' asks for them. Add them" in found
     answers(made, tmp_path / "answers.jsonl", {"transfer": 200})
     assert "has nothing of 200 of 200 examples of split 'transfer'" in mistakes()
     assert "and phase 'cache' asks for them" in mistakes()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import runs
 import torch
 import yaml
 from families import built
@@ -148,8 +149,7 @@ def recipe(tmp_path, losses, *overrides, **phase):
         "student": {"model": "small"},
         "phases": [{"distil": distil}],
     }
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
-    return load_recipe(tmp_path / "toy.yaml", overrides)
+    return runs.loaded(content, tmp_path, *overrides)
 
 
 def test_a_recipe_says_from(tmp_path):

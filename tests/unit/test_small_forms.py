@@ -71,28 +71,6 @@ def test_overrides_go_over_the_small_form(overlay):
     assert overlay("seed: 5").name == "toy-small", "its run is not in the whole recipe's folder"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("seed: 1\ntask:\n  max_lenght: 9", 3, r"task\.max_lenght: unknown key.*`max_length`"),
-        ("# one\nphases:\n  distill: {epochs: 2}", 3, "no item 'distill' in the list"),
-        ("phases:\n  fine-tune: {epochs: 2}", 2, r"no item 'fine-tune'.*teach-first"),
-        ("phases:\n  distil: 2", 2, r"phases\.distil: must be a section"),
-        ("phases:\n  expertise: null\n  distil:\n    epoch: 2", 4, r"phases\.3\.distil\.epoch"),
-        ("task:\n  max_len: null", 2, r"task\.max_len: null removes a key, but"),
-        ("\ntask:\n  data: null", 3, r"task\.data: is required and missing"),
-        ("- seed: 1", None, "`key: value` lines"),
-        ("seed: [1", 1, "not readable as YAML"),
-    ],
-)
-def test_a_mistake_is_reported_at_the_overlays_line(overlay, toy_recipe, text, line, message):
-    with pytest.raises(UserError) as failure:
-        overlay(text)
-    where = f"{small_form(toy_recipe)}:{line}" if line else str(small_form(toy_recipe))
-    [report] = [part for part in str(failure.value).splitlines() if part.startswith(where)]
-    assert re.search(message, report), report
-
-
 def test_a_mistake_of_the_recipe_keeps_its_own_line(overlay, toy_recipe, toy_settings):
     changed = copy.deepcopy(toy_settings)
     changed["phases"][3]["cache"]["split"] = "train"

@@ -271,7 +271,7 @@ def test_the_advice_for_other_encodings_keeps_every_character(name, encoding, st
     with pytest.raises(UserError, match=rf"{name}:1: not UTF-8: byte 0x") as refusal:
         list(open_file(tmp_path / name).rows([]))
     advised = re.search(r"`iconv -f (\S+) -t utf-8`", str(refusal.value))
-    assert advised is not None and content.decode(advised[1]) == text
+    assert content.decode(advised[1]) == text
 
 
 ODD = {"huggingface": json.dumps({"info": {"features": {"label": {"_type": "Sys", "a": []}}}})}

@@ -5,8 +5,7 @@ import copy
 import signal
 
 import pytest
-import yaml
-from runs import digests
+from runs import digests, written
 from toys import make_toy_classifier
 
 from ds_distill import load_recipe, run_recipe
@@ -42,9 +41,7 @@ def recipe_of(settings, folder, losses=KL_ALONE, **more):
     settings["training"] |= {"epochs": 2, "batch_size": 20, "dropout": 0.1}
     distil = {"teachers": "live", "losses": losses, "keep": "last"}
     settings["phases"] = [{"distil": {**distil, "routing": "average"}}]
-    file = folder / "ahead.yaml"
-    file.write_text(yaml.safe_dump({**settings, "padding": "never", **more}, sort_keys=False))
-    return file
+    return written({**settings, "padding": "never", **more}, folder)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
 """What the documents show of studies is what their files hold."""
 
 import json
-import sys
 from pathlib import Path
-
-import pytest
-import torch
-import transformers as tr
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "studies"))
 
 import entity_experts
 import label_experts
 import label_sets
+import pytest
 import routing
 import routing_rule
+import torch
+import transformers as tr
 from pages import shown
 
 STUDIES = {

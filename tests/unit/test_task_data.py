@@ -1,12 +1,12 @@
 """A task's data, without a run."""
 
 import copy
-import json
 import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from kinds import change, write
 from toys import make_tiny_bert
 
 from ds_distill.data.open_source import open_source
@@ -66,8 +66,7 @@ def test_equal_tokenizers_share_a_table_that_is_made_once(
 
 def test_rows_that_pad_a_vocabulary_are_no_tokens(masked_lm_settings, tiny_models, tmp_path):
     padded = shutil.copytree(tiny_models["toy"], tmp_path / "padded")
-    config = json.loads((padded / "config.json").read_text())
-    (padded / "config.json").write_text(json.dumps({**config, "vocab_size": 128}))
+    change(padded / "config.json", vocab_size=128)
     made = Made(copy.deepcopy(masked_lm_settings), tmp_path / "data", tiny_models["toy"], padded)
     toy, other = made.models
     tokens = len(made.data.tokenizer(toy))
@@ -117,9 +116,8 @@ def test_a_later_model_that_lacks_tokens_of_rows_is_refused(kind, tiny_models, t
     """One that reads letters has no room for the windows of words that another fills."""
     words = ["cat", "dog"] * 30
     row = {"tokens": words, "tags": ["O"] * 60, "question": "we saw", "context": " ".join(words)}
-    (tmp_path / "source").mkdir()
-    answers = [{"text": "cat", "start": 0}]
-    (tmp_path / "source" / "train.jsonl").write_text(json.dumps({**row, "answers": answers}))
+    row["answers"] = [{"text": "cat", "start": 0}]
+    write(tmp_path / "source" / "train.jsonl", [row])
     labels = {"labels": ["O", "B-x"]} if kind == "token-classification" else {}
     task = {"type": kind, "data": {"path": str(tmp_path / "source")}, "max_length": 32, **labels}
     phases = [{"fine-tune": {"models": "toy"}}]

@@ -1,12 +1,10 @@
 """The key `metric` of a task: how it is written, and what `check` refuses."""
 
-import json
 import shutil
-from contextlib import nullcontext
 
 import pytest
-from kinds import jsonl, write
-from runs import written
+from kinds import json_lines, jsonl
+from runs import loaded
 
 from ds_distill.check.check import check_data, open_sources
 from ds_distill.errors import UserError
@@ -19,13 +17,13 @@ from ds_distill.recipe.tasks import metric_of
 
 @pytest.fixture
 def load(tmp_path, toy_settings):
-    """The toy recipe with other keys of the task, another task or other phases. Its labels are
-    animal, food, weather."""
+    """The toy recipe with other keys of the task, or other phases. Its labels are animal, food,
+    weather."""
 
-    def made(phases=None, task=None, **keys):
-        settings = {**toy_settings, "task": task or {**toy_settings["task"], **keys}}
+    def made(phases=None, **keys):
+        settings = {**toy_settings, "task": {**toy_settings["task"], **keys}}
         settings |= {} if phases is None else {"phases": phases}
-        return load_recipe(written(settings, tmp_path))
+        return loaded(settings, tmp_path)
 
     return made
 
@@ -41,36 +39,7 @@ def test_a_metric_is_a_name_or_a_section(load, tmp_path):
     assert load_recipe(tmp_path / "written.yaml") == recipe
 
 
-def lines_of(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 TEACHERS = {"fine-tune": {"models": ["first", "second"], "name": "learn"}}
-
-
-@pytest.mark.parametrize(
-    ("phases", "split", "at", "of_food"),
-    [
-        ([TEACHERS, {"evaluate": {"split": "test"}}], "test", "phases.evaluate", True),
-        ([TEACHERS], "validation", "phases.learn", False),
-        ([TEACHERS, {"expertise": {"split": "test"}}], "test", "phases.expertise", False),
-    ],
-)
-def test_a_split_on_which_the_metric_has_no_value_is_refused(
-    phases, split, at, of_food, load, toy_task, tmp_path
-):
-    """Of splits that choose or judge. A run said so at its end, after all training."""
-    data = {"path": str(shutil.copytree(toy_task, tmp_path / "data"))}
-    metric = {"name": "auc", "positive": "food"}
-    recipe = load(metric=metric, phases=phases, data=data)
-    check_data(recipe, open_sources(recipe))
-    file = tmp_path / "data" / f"{split}.jsonl"
-    kept = [row for row in lines_of(file) if (row["label"] == "food") == of_food]
-    file.write_text(jsonl(kept))
-    says = rf"{at}: metric auc has no value on split {split!r}: "
-    says += f".*{len(kept) if of_food else 0} of its {len(kept)} are of it"
-    with pytest.raises(UserError, match=says):
-        check_data(recipe, open_sources(recipe))
 
 
 def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(load, toy_task, tmp_path):
@@ -78,7 +47,7 @@ def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(load, t
     said so after the trainings of the teachers."""
     data = {"path": str(shutil.copytree(toy_task, tmp_path / "data")), "columns": {"group": "doc"}}
     for file in (tmp_path / "data").glob("*.jsonl"):
-        rows = lines_of(file)
+        rows = json_lines(file)
         for number, row in enumerate(rows):
             row["doc"] = "menu" if row.get("label") == "food" else f"{file.stem} {number % 20}"
         file.write_text(jsonl(rows))
@@ -89,30 +58,6 @@ def test_a_part_of_the_split_on_which_the_metric_has_no_value_is_refused(load, t
     )
     says += r".*0 of its \d+ are of it\. Add examples to the split, of other groups"
     with pytest.raises(UserError, match=says):
-        check_data(recipe, open_sources(recipe))
-
-
-@pytest.mark.parametrize(
-    ("kind", "metric", "labels", "says"),
-    [
-        ("regression", "mse", [3.5, 3.5], "metric pearson has no value on split 'test'"),
-        ("regression", "mse", [3.5, 4], None),
-        ("multi-label", "macro_auc", [["a"], ["a"]], "metric macro_auc has no value on"),
-        ("multi-label", "macro_auc", [["a"], ["a", "b"]], None),
-    ],
-)
-def test_likewise_of_numbers_and_of_any_number_of_labels(
-    kind, metric, labels, says, load, tmp_path
-):
-    """Pearson's correlation is in every report of numbers, whatever the metric is."""
-    train = [1.0, 2.0] if kind == "regression" else [["a"], ["b"]]
-    for split, given in {"train": train, "test": labels}.items():
-        rows = [{"text": f"a text {n}", "label": of} for n, of in enumerate(given)]
-        write(tmp_path / "data" / f"{split}.jsonl", rows)
-    task = {"type": kind, "data": {"path": str(tmp_path / "data")}, "metric": metric}
-    learn = {"fine-tune": {**TEACHERS["fine-tune"], "keep": "last"}}
-    recipe = load(task=task, phases=[learn, {"evaluate": {"split": "test"}}])
-    with nullcontext() if says is None else pytest.raises(UserError, match=says):
         check_data(recipe, open_sources(recipe))
 
 

@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning():
         info=lines.append, event=lambda kind, **about: events.append(about["text"])
     )
     found = label_doubt(np.eye(3)[[1, 1, 1, 1]], np.array([0, 0, 0, 1]), NAMES)
-    assert found is not None and found.is_worthless
+    assert found.is_worthless
     scores = SimpleNamespace(read_teacher_scores=lambda: [])
     kind = SimpleNamespace(label_doubt=lambda *given: found)
     run = SimpleNamespace(log=log, kind=kind, folder=scores, task_name="task")
@@ -168,7 +168,7 @@ def test_an_order_that_is_wrong_is_told_whatever_the_metric():
     examples = Units.plain(torch.arange(200).view(-1, 2), np.repeat([0, 1, 2], [50, 30, 20]))
     swapped = np.repeat([1, 0, 2], [50, 30, 20])
     found = kind.label_doubt(np.eye(3)[swapped], examples)
-    assert found is not None and found.order == [1, 0, 2]
+    assert found.order == [1, 0, 2]
     run = SimpleNamespace(task=SimpleNamespace(reads_labels=True, of_words=False))
     assert _teaches_nothing(run, SimpleNamespace(trained=False), found)
 

@@ -133,7 +133,7 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind, packed):
         assert together.logits.shape == expected.logits.shape
         torch.testing.assert_close(together.hidden[-1], expected.hidden[-1], rtol=1e-4, atol=1e-4)
         if maps:
-            assert together.classes is not None and together.classes.tolist() == [0, 3]
+            assert together.classes.tolist() == [0, 3]
         with pytest.raises(ValueError, match="no view for model 't'"):
             bundle([replace(batch, views={})])
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import written
+from runs import loaded
 from toys import make_tiny_bert, toy_vocabulary
 
 from ds_distill.check.models import Models
 from ds_distill.check.phases import phase_mistakes
 from ds_distill.errors import UserError
-from ds_distill.recipe import load_recipe
 
 READ = yaml.safe_load(Path(__file__).with_name("term_needs.yaml").read_text(encoding="utf-8"))
 
@@ -26,7 +25,7 @@ def mistakes(case, folder):
     content = {"task": case.get("task", READ["tasks"]["texts"]), "student": models.pop("student")}
     phases = [*([case["before"]] if "before" in case else []), distil]
     try:
-        recipe = load_recipe(written({**content, "teachers": models, "phases": phases}, folder))
+        recipe = loaded({**content, "teachers": models, "phases": phases}, folder)
     except UserError as refusal:
         return [*map(str, refusal.mistakes)]
     found = [*Models(recipe, on_gpu=False).mistakes(), *phase_mistakes(recipe)]

@@ -75,10 +75,10 @@ def test_a_term_projects_the_rows_of_its_own_set(name, rows):
     assert losses.shape == (len(rows),) and losses.isfinite().all()
     losses.sum().backward()
     gradient = student.features.grad
-    assert gradient is not None and (gradient[others] == 0).all()
+    assert (gradient[others] == 0).all()
     assert bool((gradient[rows] != 0).all())
     for parameter in student.weight_of.parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all()
+        assert parameter.grad.isfinite().all()
         assert bool((parameter.grad != 0).any()) == bool(rows)
 
 
@@ -109,7 +109,7 @@ def test_rows_that_count_are_read_where_they_lie(name):
     assert not {"aten.index_select", "aten.index"} & {*forward.names}, forward.names
     losses.sum().backward()
     gradient = models[0].features.grad
-    assert gradient is not None and gradient.any(dim=1).tolist() == [row != 2 for row in range(7)]
+    assert gradient.any(dim=1).tolist() == [row != 2 for row in range(7)]
 
 
 def test_a_map_reads_the_rows_that_count_alone():
@@ -121,7 +121,7 @@ def test_a_map_reads_the_rows_that_count_alone():
     seen = Seen(Signals(None, {-1: student}), batch(), {"only": Signals(None, {-1: teacher})})
     term(seen).sum().backward()
     [weight] = term.parameters()
-    assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any()
+    assert weight.grad.isfinite().all() and weight.grad.any()
 
 
 LIVE, LOGITS = (True, True), (False, False)
