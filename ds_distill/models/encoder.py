@@ -41,7 +41,7 @@ def read_signals(model: PreTrainedModel, view: View, reads: Reads = ALONE) -> Si
         attend = partial(attend_tokens, cu_seqlens=view.cu_seqlens, longest=view.max_seqlen)
     with capturing(model, reads) as captured, flat(model, layers, captured, attend):
         if isinstance(view, PackedView):
-            logits, last = None, packed_states(model, view, captured)
+            logits, last = None, packed_states(model, view, captured, bool(layers))
         elif view.positions is None and view.candidates is None and reads.logits:
             logits, last = model(**padded_inputs(model, view)).logits, None
         else:

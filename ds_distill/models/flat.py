@@ -29,18 +29,18 @@ TokenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | Non
 
 
 class FlatLayer(NamedTuple):
-    """What a layer computes, part by part, of states [..., H]."""
+    """What a layer computes, part by part, of states [T, H]."""
 
     attention: Any
     """The module of its attention, for what that has beside weights."""
-    projected: Callable[[torch.Tensor, int], Sequence[torch.Tensor]]
-    """Queries, keys and values [..., A, D] of states, and of the width D of a head."""
+    projected: Callable[..., Sequence[torch.Tensor]]
+    """Queries, keys and values of states [T, H], and of their shape: [T, A, D] or [B, S, A, D]."""
     attended: Part
     """Of the context, and of the states that are added to it."""
     output: Part
     """Of what is attended."""
     is_current: Callable[[], bool] = lambda: True
-    """Whether its weights are still where they were."""
+    """Whether its weights are still where they were, and whole."""
 
 
 def _linear(module: Any) -> Part:
@@ -62,17 +62,19 @@ class _Projections:
         self._bias = _joined([part.bias for part in parts])
 
     def is_current(self) -> bool:
-        """Whether the weights are still where they were, and are trained or frozen as then."""
+        """Whether the weights are still where they were, whole, and trained or frozen as then."""
+        if is_sharded(self._first):
+            return False
         apart = _stays_apart(self._first)
         if self._each or apart:
             return bool(self._each) == apart
         return self._first.data_ptr() == self._weight.data_ptr()
 
-    def __call__(self, states: torch.Tensor, width: int) -> Sequence[torch.Tensor]:
-        lead = states.shape[:-1]
+    def __call__(self, states: torch.Tensor, *shape: int) -> Sequence[torch.Tensor]:
         if self._each:
-            return [part(states).view(*lead, -1, width) for part in self._each]
-        return F.linear(states, self._weight, self._bias).view(*lead, 3, -1, width).unbind(-3)
+            return [part(states).view(shape) for part in self._each]
+        *lead, heads, width = shape
+        return F.linear(states, self._weight, self._bias).view(*lead, 3, heads, width).unbind(-3)
 
 
 def _stays_apart(weight: nn.Parameter) -> bool:
@@ -139,8 +141,15 @@ def _layer_of_distilbert(module: Any) -> FlatLayer:
 def runs_flat(encoder: Any) -> bool:
     """Whether a pass needs none of an encoder's modules: nothing is gathered, and no activations
     are computed again."""
-    again = encoder.training and getattr(encoder.layer[0], "gradient_checkpointing", False)
-    return not again and not hasattr(next(encoder.parameters()), "ds_id")
+    if encoder.training and getattr(encoder.layer[0], "gradient_checkpointing", False):
+        return False
+    known = next(iter(_kept(encoder).values()), None)
+    return bool(known and known[0].is_current()) or not is_sharded(next(encoder.parameters()))
+
+
+def is_sharded(weight: torch.Tensor) -> bool:
+    """Whether ZeRO stage 3 has a share of it on each rank."""
+    return hasattr(weight, "ds_id")
 
 
 _KEPT = "_flat_layers"
@@ -241,40 +250,49 @@ def _states(
     use_cache: bool | None = None,
     **options: Any,
 ) -> Output:
-    """What the forward of an encoder gives: of states [B, S, H]."""
-    hidden = hidden_states
+    """What the forward of an encoder gives: of states [B, S, H], or [1, T, H] of a packed view."""
+    shape = hidden_states.shape
     if attend is None:
-        context = partial(_context, captured, attention_mask, options)
+        context = partial(_context, captured, attention_mask, options, shape[0])
     else:
         assert not _rate(layers[0].attention.dropout), "packed attention has no dropout"
-        hidden, context = hidden[0], partial(_context_of_tokens, captured, attend)
-    captured.keep(0, hidden_states)
+        context = partial(_context_of_tokens, captured, attend)
+    # Of two dimensions a product is one operation, forward and backward, in place of three.
+    hidden = hidden_states.flatten(0, 1)
+    kept = {0: hidden}
     for layer in layers:
         number = captured.enter()
         attended = layer.attended(context(layer, number, hidden), hidden)
         hidden = layer.output(attended)
-        captured.keep(number, hidden if attend is None else hidden[None])
-    return Output(last_hidden_state=hidden if attend is None else hidden[None])
+        if number in captured.kept:
+            kept[number] = hidden
+    for number, state in kept.items():
+        # Not before: gradients are added up in the order of the modules' own passes.
+        captured.keep(number, state.view(shape))
+    return Output(last_hidden_state=hidden.view(shape))
 
 
 def _context(
     captured: Captured,
     mask: torch.Tensor | None,
     options: dict[str, Any],
+    examples: int,
     layer: FlatLayer,
     number: int,
     hidden: torch.Tensor,
 ) -> torch.Tensor:
-    """What the attention of a layer gives of states [B, S, H], by transformers' interface."""
+    """What the attention of a layer gives of states [B S, H], by transformers' interface."""
     module = layer.attention
-    of_tokens = layer.projected(hidden, module.attention_head_size)
+    of_tokens = layer.projected(
+        hidden, examples, len(hidden) // examples, -1, module.attention_head_size
+    )
     queries, keys, values = (part.transpose(1, 2) for part in of_tokens)
     if number in captured.attended:
         parts = {"queries": queries, "keys": keys, "values": values}
         captured.take(parts, module.scaling)
     attend, options["dropout"] = captured.attend_of(module), _rate(module.dropout)
     context, _ = attend(module, queries, keys, values, mask, scaling=module.scaling, **options)
-    return context.flatten(2)
+    return context.reshape(len(hidden), -1)
 
 
 def _context_of_tokens(
@@ -282,7 +300,7 @@ def _context_of_tokens(
 ) -> torch.Tensor:
     """The same of the states [T, H] of a packed view, which has no dropout."""
     module = layer.attention
-    queries, keys, values = layer.projected(hidden, module.attention_head_size)
+    queries, keys, values = layer.projected(hidden, len(hidden), -1, module.attention_head_size)
     if number in captured.attended:
         parts = {"queries": queries, "keys": keys, "values": values}
         parts = {name: of.transpose(0, 1)[None] for name, of in parts.items()}

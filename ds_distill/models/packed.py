@@ -61,10 +61,17 @@ def parts_called(config: PreTrainedConfig, layers: Sequence[nn.Module]) -> list[
     return [*layers]
 
 
-def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) -> torch.Tensor:
+EMBEDDINGS_THEN_LAYERS = ("bert", "roberta", "xlm-roberta", "camembert")
+"""Models whose layers take what their embeddings give. Without a mask to make, a flat pass calls
+nothing else."""
+
+
+def packed_states(
+    model: PreTrainedModel, view: PackedView, captured: Captured, is_flat: bool = False
+) -> torch.Tensor:
     """The last layer's states, [T, H].
 
-    captured: of the model, which takes what it is asked for.
+    captured: of the model, which takes what it is asked for. is_flat: within `flat`.
 
     Raises ValueError for a model that was not loaded for packed views.
     """
@@ -85,6 +92,8 @@ def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) 
         types = view.token_type_ids
         types = torch.zeros_like(view.input_ids) if types is None else types
         inputs["token_type_ids"] = types[None]
+    if is_flat and config.model_type in EMBEDDINGS_THEN_LAYERS:
+        return cast(torch.Tensor, body.encoder(body.embeddings(**inputs)).last_hidden_state[0])
     if len(set(getattr(config, "layer_types", None) or ())) > 1:
         # Of four dimensions it is taken as it is; without one, layers with a window get [T, T].
         inputs["attention_mask"] = torch.empty(1, 1, 0, 0, device=view.input_ids.device)

@@ -63,7 +63,7 @@ def _layers(encoder: Any) -> list[FlatLayer]:
     return found
 
 
-def _projected(module: Any, hidden: torch.Tensor, width: int) -> list[torch.Tensor]:
+def _projected(module: Any, hidden: torch.Tensor, *_: int) -> list[torch.Tensor]:
     parts = module.query_proj, module.key_proj, module.value_proj
     return [_split(module, part, hidden) for part in parts]
 
@@ -86,7 +86,7 @@ def _attention(
     attend: `flash_attention` or `plain_attention`.
     """
     module = layer.attention
-    query, key, value = layer.projected(hidden, module.attention_head_size)
+    query, key, value = layer.projected(hidden, len(hidden), -1, module.attention_head_size)
     position_key, position_query = tables(module)
     terms = 1 + (position_key is not None) + (position_query is not None)
     scale = 1 / math.sqrt(query.shape[-1] * terms)

@@ -1,15 +1,15 @@
 """Mutants: does a test fail when a line is wrong?
 
-    python tools/studies/mutants.py --out tests/results/mutants.json
-    python tools/studies/mutants.py --rooms losses routing --seed 14 --out mutants.json
-    python tools/studies/mutants.py --only routing:3 --out one.json
+    python tools/studies/covered.py --out covered.json
+    python tools/studies/mutants.py --covered covered.json --out tests/results/mutants.json
+    python tools/studies/mutants.py --rooms losses --seed 14 --covered covered.json --out FILE
+    python tools/studies/mutants.py --only routing:3 --covered covered.json --out one.json
 
 Draws as many mutants from each room of the package (a folder of ds_distill, its single files
-together, ds_kernels) with a seed, applies each in a copy of the tree, and runs tests there until
-one fails, in a forked process that has the libraries loaded: those that import the changed module,
-then those that import the room, then e2e and golden; after `make test`'s those of `make test-ci`.
-What was done before is not done again: results are merged into the file. A mutant that
-survives needs a test, or a reason in EXPLAINED.
+together, ds_kernels) with a seed, applies each in a copy of the tree, and runs tests of `make test`
+there until one fails, in a forked process that has the libraries loaded: those that run the changed
+line, by covered.py. What was done before is not done again: results are merged into the file. A
+mutant that survives needs a test, or a reason in EXPLAINED.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import importlib
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -37,6 +36,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SEED, EACH = 13, 15
 """The seed, and mutants a room, of the committed results."""
+MOST_SECONDS = 120
+"""Of the tests that a mutant is tried by: some lines are run by thousands."""
 PACKAGE, KERNELS = "ds_distill", "kernels/ds_kernels"
 
 
@@ -51,34 +52,28 @@ def rooms() -> dict[str, list[str]]:
     return found
 
 
-def tests_of(file: str, folders: Sequence[str]) -> list[list[str]]:
-    """Files of tests in these folders, in the order in which they are tried: those that import the
-    module, those that import its room, and runs of recipes."""
-    module = file.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
-    module = module.removesuffix(".__init__")
-    room = ".".join(module.split(".")[:2]) if module.count(".") > 1 else module
-    texts = {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for folder in folders
-        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))
-    }
-    parent, _, name = module.rpartition(".")
-    says = (
-        rf"\b{re.escape(module)}\b|from {re.escape(parent)} import .*\b{name}\b",
-        rf"\b{re.escape(room)}\b",
-        r"e2e/|golden/",
-    )
-    of_module = [path for path, text in texts.items() if re.search(says[0], text)]
-    of_room = [path for path, text in texts.items() if re.search(says[1], text)]
-    of_runs = [path for path in texts if re.search(says[2], path)]
-    if module.startswith("ds_kernels"):
-        of_room = [path for path in texts if "/kernels/" in path]
-    seen: set[str] = set()
-    steps = []
-    for step in (of_module, of_room, of_runs):
-        steps.append([path for path in step if path not in seen])
-        seen.update(step)
-    return [step for step in steps if step]
+def tests_of(covered: dict[str, Any], mutant: Mutant) -> list[str]:
+    """Tests that run a mutant's line, else its function, else its file: the quickest of each file
+    first, then the others, up to MOST_SECONDS."""
+    of_lines = {int(line): tests for line, tests in covered["lines"].get(mutant.file, {}).items()}
+    found: set[int] = set()
+    for first, last in mutant.spans:
+        found = {n for line, tests in of_lines.items() if first <= line <= last for n in tests}
+        if found:
+            break
+    names, seconds = covered["tests"], covered["seconds"]
+    quickest = sorted(found, key=lambda number: seconds[number])
+    files: dict[str, int] = {}
+    for number in quickest:
+        files.setdefault(names[number].partition("::")[0], number)
+    order = dict.fromkeys([*sorted(files.values(), key=lambda n: seconds[n]), *quickest])
+    total, chosen = 0.0, []
+    for number in order:
+        total += seconds[number]
+        if total > MOST_SECONDS and chosen:
+            break
+        chosen.append(names[number])
+    return chosen
 
 
 EXPLAINED: dict[str, str] = {
@@ -108,6 +103,8 @@ class Mutant:
     line: int
     before: str
     after: str
+    spans: tuple[tuple[int, int], ...]
+    """First and last lines of itself, of its statement, of its function, and of its file."""
     source: str
     """The whole file."""
 
@@ -254,8 +251,14 @@ def mutant_at(file: str, tree: ast.AST, way: Way, number: int) -> Mutant | None:
         return None
     part = way[: shown(tree, way)]
     before, after = (ast.unparse(at(t, part)).splitlines()[0].strip() for t in (tree, other))
+    around = [at(tree, way[:depth]) for depth in range(len(way), 0, -1)]
+    kinds: tuple[Any, ...] = (ast.AST, ast.stmt, ast.FunctionDef)
+    inner: list[Any] = [next((n for n in around if isinstance(n, kind)), None) for kind in kinds]
+    if inner[-1] is None:  # it runs when the file is imported, once
+        inner = []
+    spans = [(node.lineno, node.end_lineno) for node in inner if hasattr(node, "lineno")]
     line = getattr(at(tree, way), "lineno", 0)
-    return Mutant("", file, line, before, after, source)
+    return Mutant("", file, line, before, after, (*spans, (1, 10**6)), source)
 
 
 def draw(room: str, files: Sequence[str], count: int, seed: int) -> list[Mutant]:
@@ -294,26 +297,7 @@ def copied_tree(folder: Path) -> Path:
     return folder
 
 
-TIERS = {
-    "make test": ("distributed", "e2e", "golden", "kernels", "unit"),
-    "make test-ci": ("ci",),
-}
-"""Targets of the Makefile, in their order, and the folders of tests of each."""
-
-
-def first_failure(tree: Path, file: str, log: Path) -> tuple[str, str, float]:
-    """The target that finds a mutant or "", what `run_tests` says, and processor seconds."""
-    total = 0.0
-    for target, folders in TIERS.items():
-        for tests in tests_of(file, folders):
-            found, spent = run_tests(tree, tuple(tests), log, 900)
-            total += spent
-            if found != "passed":
-                return target, found, total
-    return "", "passed", total
-
-
-def run_tests(tree: Path, given: tuple[str, ...], log: Path, seconds: int) -> tuple[str, float]:
+def run_tests(tree: Path, given: Sequence[str], log: Path, seconds: int) -> tuple[str, float]:
     """ "passed", or the first test that failed, or "out of time"; and processor seconds.
 
     given: what pytest is given. seconds: of processor time, so that a busy machine kills nothing.
@@ -362,7 +346,7 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="names, such as routing:3")
     parser.add_argument("--each", type=int, default=EACH, help="mutants a room")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--test-only", action="store_true", help="make test alone")
+    parser.add_argument("--covered", type=Path, help="what covered.py wrote")
     return parser.parse_args()
 
 
@@ -376,8 +360,7 @@ def main() -> None:
         for mutant in mutants:
             print(f"{mutant.name} {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}")
         return
-    if given.test_only:
-        TIERS.pop("make test-ci")
+    covered = json.loads(given.covered.read_text())
     for library in ("pytest", "torch", "transformers", "datasets", "hypothesis", "sklearn.metrics"):
         importlib.import_module(library)
     known = {"seed": given.seed, "mutants": {}}
@@ -391,23 +374,23 @@ def main() -> None:
         for mutant in mutants:
             if mutant.name in known["mutants"] and not given.only:
                 continue
-            known["mutants"][mutant.name] = tried(mutant, tree, log)
+            known["mutants"][mutant.name] = tried(mutant, tests_of(covered, mutant), tree, log)
             verdicts = [entry["verdict"] for entry in known["mutants"].values()]
             known["counts"] = {name: verdicts.count(name) for name in sorted(set(verdicts))}
             given.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
-def tried(mutant: Mutant, tree: Path, log: Path) -> dict[str, Any]:
+def tried(mutant: Mutant, tests: list[str], tree: Path, log: Path) -> dict[str, Any]:
     """The line of the results for a mutant."""
     path = tree / mutant.file
     kept = path.read_bytes()
     path.write_text(mutant.source, encoding="utf-8")
-    target, found, seconds = first_failure(tree, mutant.file, log)
+    found, seconds = run_tests(tree, tests, log, 900) if tests else ("passed", 0.0)
     path.write_bytes(kept)
     reason = EXPLAINED.get(f"{mutant.file}: {mutant.before} -> {mutant.after}")
     verdict = ("explained" if reason else "SURVIVED") if found == "passed" else "killed"
     what = f"{mutant.name} {verdict} {mutant.before} -> {mutant.after}"
-    print(f"{what}: {target} {found}", flush=True)
+    print(f"{what}: {len(tests)} {found} {seconds:.0f}", flush=True)
     return {
         "file": mutant.file,
         "line": mutant.line,
@@ -415,7 +398,7 @@ def tried(mutant: Mutant, tree: Path, log: Path) -> dict[str, Any]:
         "after": mutant.after,
         "verdict": verdict,
         "by": reason or found,
-        "in": target,
+        "tests": len(tests),
         "processor_seconds": round(seconds, 1),
     }
 
