@@ -1,6 +1,7 @@
 """What the tests may cost, in counts: those of a busy machine are those of a quiet one.
 
     DS_DISTILL_COUNTS_TO=counts.json make test     what a run counted, in all its processes
+    python tests/budget.py counts.json             what its weights explain of its seconds
 
 tests/budget.json has the weight of each kind in ms of a quiet core, and the most that a tier may
 weigh. A whole run of a tier fails where it is above that; a run of some files tells it. A whole
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import counted
+import numpy as np
 import pytest
 
 BUDGET = Path(__file__).with_name("budget.json")
@@ -27,6 +30,8 @@ TO = "DS_DISTILL_COUNTS_TO"
 FOLDER = pytest.StashKey[Path]()
 LINES = pytest.StashKey[Path]()
 SAID = pytest.StashKey[list[str]]()
+SECONDS = "processor_seconds"
+"""Beside a file's counts. Nothing depends on them."""
 Files = dict[str, Counter[str]]
 
 
@@ -42,11 +47,20 @@ def tier(item: pytest.Item) -> str:
 class Counting:
     """A plugin of pytest, in the process that runs tests."""
 
+    def __init__(self, seconds: Path) -> None:
+        self._to = seconds
+        self._seconds: Counter[str] = Counter()
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        counted.switch(f"{tier(item)}\t{item.nodeid.partition('::')[0]}")
+        name = f"{tier(item)}\t{item.nodeid.partition('::')[0]}"
+        counted.switch(name)
         counted.note("#cases")
-        return (yield)
+        started = processor_seconds()
+        try:
+            return (yield)
+        finally:
+            self._seconds[name] += processor_seconds() - started  # type: ignore[assignment]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
@@ -57,6 +71,12 @@ class Counting:
 
     def pytest_sessionfinish(self) -> None:
         counted.switch("\tend")
+        self._to.write_text(json.dumps(self._seconds), encoding="utf-8")
+
+
+def processor_seconds() -> float:
+    """Of this process and of the children that it has waited for."""
+    return sum(os.times()[:4])
 
 
 class Judging:
@@ -71,6 +91,10 @@ class Judging:
         config = session.config
         tiers, used = read(sorted(config.stash[FOLDER].glob("*.log")))
         if to := os.environ.get(TO):
+            for path in config.stash[FOLDER].glob("*.seconds"):
+                for name, seconds in json.loads(path.read_text(encoding="utf-8")).items():
+                    of_tier, _, file = name.partition("\t")
+                    tiers[of_tier][file][SECONDS] += seconds
             Path(to).write_text(json.dumps(tiers, indent=1, sort_keys=True), encoding="utf-8")
         if exitstatus != 0:
             return  # a test that fails is run in other ways
@@ -106,7 +130,7 @@ def register(config: pytest.Config, budget: Path = BUDGET) -> None:
         folder = Path(given or config.stash[FOLDER])
         log = folder / f"{os.environ['PYTEST_XDIST_WORKER'] if given else 'alone'}.log"
         counted.start(str(log), str(folder / "site"))
-        config.pluginmanager.register(Counting())
+        config.pluginmanager.register(Counting(Path(log).with_suffix(".seconds")))
 
 
 def read(logs: list[Path]) -> tuple[dict[str, Files], dict[str, set[str]]]:
@@ -179,3 +203,31 @@ def unused(used: set[str]) -> list[str]:
         *(f"stage {stage}" for stage in range(4)),
     }
     return sorted(every - used)
+
+
+def report(counts: Path) -> None:
+    """Print what the weights, and the best there could be, explain of each tier's seconds."""
+    from scipy.optimize import nnls
+
+    weights = json.loads(BUDGET.read_text(encoding="utf-8"))["weights_ms"]
+    for name, files in json.loads(counts.read_text(encoding="utf-8")).items():
+        files = {file: of for file, of in files.items() if SECONDS in of}
+        timed = [*files.values()]
+        if not name or not timed:
+            continue
+        seconds = np.array([of[SECONDS] for of in timed])
+        kinds = np.array([[of.get(kind, 0) for kind in weights] for of in timed])
+        said = kinds @ np.array([*weights.values()]) / 1000
+        best, _ = nnls(kinds, seconds)
+        print(f"make {name}: {seconds.sum():.0f} s of {len(timed)} files, {said.sum():.0f} weighed")
+        for what, found in {"the weights": said, "the best weights": kinds @ best}.items():
+            left = np.square(seconds - found).sum() / np.square(seconds - seconds.mean()).sum()
+            print(f"  {what} explain {100 * (1 - left):.0f}% of the variance between files")
+        print("  " + json.dumps({k: round(1000 * w) for k, w in zip(weights, best, strict=True)}))
+        far = sorted(zip(files, said - seconds, seconds, strict=True), key=lambda one: one[1])
+        for file, difference, took in [*far[:5], *far[-5:]]:
+            print(f"  {file}: {took:.1f} s, {difference:+.1f} weighed")
+
+
+if __name__ == "__main__":
+    report(Path(sys.argv[1]))

@@ -105,6 +105,9 @@ def test_counts_are_the_same_in_any_order_and_on_any_workers(
     done = ended(sys.executable, "-I", "-c", program, *options, cwd=tmp_path, code=code)
     assert said in done.stdout and bool(said) == ("above tests/budget.json" in done.stdout)
     counts = json.loads((tmp_path / "counts.json").read_text())
+    for files in map(counts.get, COUNTS):
+        timed = {file for file, of in files.items() if of.pop(budget.SECONDS, 0) > 0}
+        assert timed == {file for file in files if not file.startswith("fixture ")}
     assert {tier: counts[tier] for tier in COUNTS} == COUNTS
 
 
