@@ -2,7 +2,7 @@
 
 Blocks are found in the Markdown files themselves, so a new one is covered by being there. Recipes
 load, Python runs, commands parse: options, files, modules and make targets must exist. What a
-command would do is not done here; PARSED_ONLY says why.
+command would do is not done here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import importlib
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +22,17 @@ import pytest
 import torch
 import typer.main
 import yaml
+from documents import DOCUMENTS, FENCED, FOLDERS, ROOT, SPANS, Block, alternatives, commands
 
 from ds_distill.check.check import check_recipe, name_mistakes
 from ds_distill.check.phases import phase_mistakes
 from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
 
-ROOT = Path(__file__).parents[2]
 PARTS = ROOT / "docs/example_parts/example_parts"
-FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "tools", "docs")
-OTHERS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *OTHERS]
 
-PARSED_ONLY = {
-    "ds-distill": "runs take minutes; tests/e2e runs each command",
-    "make": "installs and runs everything else",
-    "pip": "needs an index",
-    "python": "measurements take minutes, and some need a GPU",
-    "deepspeed": "two ranks of 24-layer teachers need 13 GiB",
-    "sbatch": "needs Slurm",
-    "torchrun": "several nodes; tests/ci/test_launch.py starts it on one",
-}
-"""First words of the commands in the documents, and why they do not run here."""
+PROGRAMS = ("ds-distill", "make", "pip", "python", "deepspeed", "torchrun", "sbatch")
+"""First words of the commands in the documents."""
 
 NOT_CODE = {"mermaid", "json"}
 """Languages of blocks that nothing can run: graphs, and rows of data."""
@@ -98,37 +84,6 @@ KNOWN_NAMES = {
 """What the Python of a document takes as given."""
 
 
-@dataclass
-class Block:
-    """A fenced block, or a code span of one line."""
-
-    place: str
-    document: str
-    language: str
-    text: str
-    is_span: bool = False
-
-
-FENCED_BLOCK = re.compile(r"^[ \t]*```(.*)\n(?s:(.*?)\n)??[ \t]*```$", re.MULTILINE)
-
-
-def blocks(path: Path) -> Iterator[Block]:
-    document, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-    for found in FENCED_BLOCK.finditer(text):
-        place = f"{document}:{1 + text.count(chr(10), 0, found.start())}"
-        yield Block(place, document, found[1].strip(), found[2] or "")
-    rest = FENCED_BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)
-    assert "```" not in rest, f"{document}: a block is not closed"
-    for number, line in enumerate(rest.split("\n"), 1):
-        for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
-            yield Block(f"{document}:{number}", document, "", span, is_span=True)
-
-
-BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
-FENCED = [block for block in BLOCKS if not block.is_span]
-SPANS = [block for block in BLOCKS if block.is_span]
-
-
 def test_the_code_of_the_example_package_is_that_of_its_files():
     sources = [" ".join(path.read_text("utf-8").split()) for path in PARTS.glob("*.py")]
     blocks = [b for b in FENCED if b.document == "docs/extending.md" and b.language == "python"]
@@ -150,15 +105,12 @@ def test_a_block_holds(block, tmp_path, toy_settings, parts_as_before):
         check_yaml(block, tmp_path, toy_settings)
     else:
         assert block.language in ("", "sh", "bash", "console"), f"unknown {block.language!r}"
-        lines = block.text.replace("\\\n", " ").split("\n")
-        if re.fullmatch(r"[\w.]+/", lines[0].split(" ")[0]):
-            check_tree(lines)
-            return
+        if re.fullmatch(r"[\w.]+/", block.text.split()[0]):
+            check_tree(block.text.split("\n"))
         written: dict[str, str] = {}
-        for line in filter(str.strip, lines):
-            if not line.startswith("#"):
-                for part in line.split(" && "):
-                    check_command(part, written)
+        for line in commands(block):
+            for part in line.split(" && "):
+                check_command(part, written)
 
 
 def check_yaml(block: Block, tmp_path: Path, toy_settings: dict) -> None:
@@ -189,16 +141,16 @@ def check_tree(lines: list[str]) -> None:
 
 def check_command(line: str, written: dict[str, str]) -> None:
     """written: file that a command of the block wrote -> the recipe in it."""
-    line = re.sub(r"\s+#.*|^\s*\$ ", "", line).strip()
-    line = re.split(r"\s{2,}(?!-)", line)[0]  # what follows is said of it
     line, _, file = line.partition(" > ")
     for first, *words in alternatives(line):
         if first == "PYTHONPATH=kernels":
             first, *words = words
+        if first == "srun":
+            first, *words = words[words.index("ds-distill") :]
         if first in ("cp", "mkdir", "source"):
             continue
         first = first.replace("python3", "python")
-        assert first in PARSED_ONLY, f"{first!r} of {line!r}: teach this test what it is"
+        assert first in PROGRAMS, f"{first!r} of {line!r}: teach this test what it is"
         if first == "ds-distill":
             check_ds_distill(words, written, file.strip())
         elif first == "make":
@@ -220,15 +172,6 @@ def check_command(line: str, written: dict[str, str]) -> None:
             if script.startswith("launchers/"):
                 subprocess.run(["bash", "-n", ROOT / script], check=True)
                 assert os.access(ROOT / script, os.X_OK) or first == "sbatch", script
-
-
-def alternatives(line: str) -> Iterator[list[str]]:
-    """The commands that a line of usage stands for: `a b|c [D ...]` is `a b D` and `a c D`."""
-    line = re.sub(r"\[([^\[\]]*?)( \.\.\.)?\]", r"\1", line) if ".[" not in line else line
-    words = [word for word in shlex.split(line) if word != "..."]
-    choice = next((word for word in words if re.fullmatch(r"[a-z]+(\|[a-z]+)+", word)), None)
-    for one in choice.split("|") if choice else [None]:
-        yield [one if one and word == choice else word for word in words]
 
 
 def check_ds_distill(words: list[str], written: dict[str, str], file: str) -> None:
@@ -344,10 +287,9 @@ def test_each_block_of_text_is_accounted_for():
 def test_commands_in_sentences_parse():
     assert len(FENCED) >= 8 and len(SPANS) > 100
     for span in SPANS:
-        part = span.text.startswith("ds-distill") and " ... " in span.text
-        if re.match(r"(ds-distill|make|pip|deepspeed|python) ", span.text) and not part:
-            print(span.place, span.text)  # what is shown where it fails
-            check_command(span.text, {})
+        for command in commands(span):
+            print(span.place, command)  # what is shown where it fails
+            check_command(command, {})
 
 
 def test_paths_in_sentences_are_there():
