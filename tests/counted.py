@@ -29,7 +29,7 @@ KINDS = {
     },
     "ds_distill.run.execute": {"execute": lambda *_: "#runs", "_run_phase": lambda *_: "#phases"},
     "ds_distill.data.tokenizer": {"load_tokenizer": lambda *_: "#tokenizer_loads"},
-    "ds_distill.planning.models": {"planned_model": lambda *_: "#planned_models"},
+    "ds_distill.planning.models": {"known_config": lambda *_: "#planned_models"},
     "ds_distill.training.loop": {"train": lambda *_: "#trainings"},
     "ds_distill.routing.comparison": {"compare": lambda *_: "#comparisons"},
     "ds_distill.models.load": {"load_model": lambda *_: "#model_loads"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import BertConfig, DebertaV2Config, DistilBertConfig, PreTrainedConfig
+from transformers import AutoConfig, BertConfig, DebertaV2Config, DistilBertConfig, PreTrainedConfig
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import CLASSIFIER, MASKED_LM
@@ -44,8 +44,14 @@ def model_of(name: str, classes: int | None = 3) -> PlannedModel:
     return PlannedModel(name, name, CONFIGS[name], False, head, classes)
 
 
-def of(examples: int, length: int, trains: bool, **more: Any) -> Pass:
-    plain = Pass(examples, length, None, torch.float32, trains, fused=False, mask_bytes=None)
+def planned(folder: object, classes: int) -> PlannedModel:
+    """A classifier of the configuration in a folder."""
+    return PlannedModel("", "", AutoConfig.from_pretrained(folder), False, CLASSIFIER, classes)
+
+
+def of(examples: int, length: int, trains: bool, rows: int | None = None, **more: Any) -> Pass:
+    share = rows and rows / (examples * length)
+    plain = Pass(examples, length, share, torch.float32, False, fused=False, trains=trains)
     return replace(plain, **more)
 
 
@@ -87,5 +93,5 @@ def real(planned: PlannedModel, one: Pass) -> tuple[Any, PaddedView]:
     ids = torch.randint(5, 400, (one.examples, one.length))
     mask = torch.ones_like(ids)
     mask[0, -4:] = 0
-    positions = None if one.rows is None else torch.arange(one.rows)
+    positions = None if one.row_share is None else torch.arange(one.rows)
     return model, PaddedView(ids, mask, positions=positions)

@@ -160,14 +160,7 @@ class Data:
     def _named_labels(self, labels: list[str]) -> Iterator[Mistake]:
         """Classes that phases name, and the task or the split that they train on has not."""
         for name, phase in self._phases if labels else ():
-            for key, named in phase.labels_named().items():
-                for label in named:
-                    if label not in labels:
-                        yield Mistake(
-                            f"phases.{name}.{key}",
-                            f"there is no label {label!r}; the task has {', '.join(labels)}. Name "
-                            "classes of the task.",
-                        )
+            yield from label_mistakes(name, phase, labels)
             if not isinstance(phase, FineTune) or phase.focus is None:
                 continue
             counts = self._class_counts.get(phase.split, np.ones(len(labels)))
@@ -554,3 +547,15 @@ def _codes(column: pa.ChunkedArray) -> np.ndarray:
     weights = np.random.default_rng(0).integers(2**62, size=rows.shape[1])
     with np.errstate(over="ignore"):
         return np.asarray((rows * weights).sum(axis=1))
+
+
+def label_mistakes(name: str, phase: PhaseSettings, labels: Sequence[str]) -> Iterator[Mistake]:
+    """Classes that a phase names, and the task has not."""
+    for key, named in phase.labels_named().items():
+        for label in named:
+            if label not in labels:
+                yield Mistake(
+                    f"phases.{name}.{key}",
+                    f"there is no label {label!r}; the task has {', '.join(labels)}. Name "
+                    "classes of the task.",
+                )

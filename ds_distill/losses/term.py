@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe.terms import DistillationTerm, RowTerm, TermSettings
@@ -71,6 +72,20 @@ class TermInputs:
     """Training examples of each class: C numbers."""
     seed: int = 0
     """The recipe's, of what a term draws at random and does not train."""
+
+    @staticmethod
+    def of(
+        student: PreTrainedConfig,
+        teachers: Mapping[str, PreTrainedConfig],
+        labels: Sequence[str],
+        class_counts: Sequence[int] = (),
+        seed: int = 0,
+    ) -> TermInputs:
+        """Of models of these configurations."""
+        widths = {name: config.hidden_size for name, config in teachers.items()}
+        depths = {name: config.num_hidden_layers for name, config in teachers.items()}
+        own = student.hidden_size, student.num_hidden_layers
+        return TermInputs(own[0], widths, own[1], depths, labels, class_counts, seed)
 
 
 NO_INPUTS = TermInputs()

@@ -101,3 +101,15 @@ def share_head(models: Mapping[str, PreTrainedModel], seed: int) -> None:
 
 def _layer_of_head(model: PreTrainedModel, number: int) -> nn.Linear:
     return cast(nn.Linear, model.get_submodule(CLASSIFIER_HEADS[model.config.model_type][number]))
+
+
+def bundle_of(
+    models: Mapping[str, PreTrainedModel], terms: Mapping[str, Mapping[str, Term]], seed: int
+) -> Bundle:
+    """What trains models without teachers: several through one head, which follows from the
+    seed."""
+    if len(models) > 1:
+        share_head(models, seed)
+        return SharedHeadBundle(models, terms)
+    [(name, model)] = models.items()
+    return Bundle(model, {}, terms[name])

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ds_distill.data.schedule import chosen_examples
-from ds_distill.models.bundle import Bundle
-from ds_distill.models.shared_head import SharedHeadBundle, share_head
+from ds_distill.models.shared_head import bundle_of
 from ds_distill.recipe.phases import FineTune
 from ds_distill.records import Trained
 from ds_distill.run.run import Run
@@ -46,16 +45,11 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
     }
     examples = examples.at(chosen)
     terms = {name: terms_of(phase, run, model, examples) for name, model in models.items()}
-    if phase.shared_head:
-        share_head(models, run.recipe.seed)
-        bundle: Bundle = SharedHeadBundle(models, terms)
-    else:
-        bundle = Bundle(models["student"], {}, terms["student"])
     return Job(
         number=number,
         outputs=dict(zip(names, outputs, strict=True)),
         settings=phase,
-        bundle=bundle,
+        bundle=bundle_of(models, terms, run.recipe.seed),
         starts=starts,
         examples=examples,
         collate=run.collator(examples, tables, [*starts.values()], labels_alone=True),

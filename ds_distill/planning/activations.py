@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -15,7 +14,6 @@ from transformers import PreTrainedConfig
 from ds_distill.losses.logits import is_large
 from ds_distill.models.packed import takes_flashdeberta
 from ds_distill.models.packing import takes_packed
-from ds_distill.planning.gpus import Device
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 from ds_distill.recipe import Recipe
@@ -36,11 +34,20 @@ class Growth:
     per_example: float = 0.0
 
     @staticmethod
-    def of(measure: Callable[[int], int], examples: int) -> Growth:
-        """measure: gives the peak of so many examples."""
-        first = max(examples, _SMALLEST)
-        one, two = measure(first), measure(2 * first)
-        return Growth(measure(examples), 2 * one - two, (two - one) / first)
+    def of(one: Pass, measure: Callable[[Pass], int]) -> Growth:
+        """measure: gives the peak of a pass of other examples."""
+
+        def at(examples: int) -> int:
+            return measure(replace(one, examples=examples))
+
+        first = max(one.examples, _SMALLEST)
+        few, many = at(first), at(2 * first)
+        return Growth(at(one.examples), 2 * few - many, (many - few) / first)
+
+    @staticmethod
+    def even(size: int, examples: int) -> Growth:
+        """Of what each example has the same of; size: of all these."""
+        return Growth(size, 0, size / examples)
 
     def largest(self, budget: int) -> int:
         """Most examples within so many bytes."""
@@ -53,38 +60,6 @@ class Growth:
     def __add__(self, other: Growth) -> Growth:
         fixed, each = self.fixed + other.fixed, self.per_example + other.per_example
         return Growth(self.here + other.here, fixed, each)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What all passes of a phase have alike."""
-
-    length: int
-    row_share: float | None
-    """See `TaskSettings.row_share`."""
-    dtype: torch.dtype
-    on_gpu: bool
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number."""
-        return self.dtype.itemsize
-
-    @property
-    def kind(self) -> str:
-        """Of the device, as torch calls it."""
-        return "cuda" if self.on_gpu else "cpu"
-
-    def rows(self, examples: int, share: float) -> int:
-        return max(1, round(share * examples * self.length))
-
-    def of(self, examples: int, *, trains: bool, **options: Any) -> Pass:
-        """options: those of a `Pass`. On a CPU a model that is trained has the plain attention, see
-        Run.model."""
-        rows = None if self.row_share is None else self.rows(examples, self.row_share)
-        fused, mask_bytes = self.on_gpu or not trains, 1 if self.on_gpu else None
-        one = Pass(examples, self.length, rows, self.dtype, trains, fused, mask_bytes)
-        return replace(one, **options)
 
 
 @dataclass(frozen=True)
@@ -101,102 +76,86 @@ class Head:
     recomputes: bool
     """Whether the dense term is cross-entropy alone, of which large logits are made some at a time,
     and again in the backward pass."""
-    dense_share: float
+    dense_share: float | None
     """Of all tokens, those whose logits a dense term makes."""
-    chunked_share: float
+    chunked_share: float | None
     of_teachers: bool
     """Whether a term, or what mixes teachers, makes a live teacher's logits."""
 
-    def chunked_bytes(self, shape: Shape, examples: int) -> int:
+    def of_dense(self, one: Pass) -> Pass:
+        """A student's pass that makes what the dense terms read."""
+        return replace(one, logits=self.dense, row_share=self.dense_share)
+
+    def peak(self, student: PlannedModel, one: Pass) -> int:
+        """Of logits and their derivatives, beside the activations of a student's pass."""
+        chunked, dense = self._chunked_bytes(one), self.of_dense(one)
+        if not self.dense:
+            return chunked
+        if self.recomputes and is_large(dense.rows, self.vocabulary, _kind(one)):
+            # One after the other, with one gradient of the weight.
+            return max(self._recomputed_bytes(dense), chunked)
+        body = cost(student, replace(dense, logits=False)).peak
+        return max(cost(student, dense).peak - body, 0) + chunked
+
+    def _chunked_bytes(self, one: Pass) -> int:
         """What the chunked term holds at its peak."""
         if not self.chunked:
             return 0
-        rows = shape.rows(examples, self.chunked_share)
-        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[shape.kind])
-        derivatives = rows * self.vocabulary * shape.size
-        if derivatives > KEEP_BYTES[shape.kind]:
-            derivatives = logits // 8 * shape.size
+        rows, kind = replace(one, row_share=self.chunked_share).rows, _kind(one)
+        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[kind])
+        derivatives = rows * self.vocabulary * one.dtype.itemsize
+        if derivatives > KEEP_BYTES[kind]:
+            derivatives = logits // 8 * one.dtype.itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, shape: Shape, rows: int) -> int:
+    def _recomputed_bytes(self, one: Pass) -> int:
         """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
         sum of the weight's gradient, and of 16 bits what is made of both."""
-        numbers = min(rows * self.vocabulary, LOGIT_BYTES[shape.kind] // 8)
+        numbers = min(one.rows * self.vocabulary, LOGIT_BYTES[_kind(one)] // 8)
         numbers += self.vocabulary * self.widths[0]
-        return (4 + shape.size if shape.size < 4 else shape.size) * numbers
+        size = one.dtype.itemsize
+        return (4 + size if size < 4 else size) * numbers
 
-    def chunked_cost(self, shape: Shape, examples: int) -> Cost:
+    def chunked_cost(self, one: Pass) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
         more where the derivatives are too large to be stored."""
         if not self.chunked:
             return Cost()
-        rows = shape.rows(examples, self.chunked_share)
-        again = rows * self.vocabulary * shape.size > KEEP_BYTES[shape.kind]
+        rows, size = replace(one, row_share=self.chunked_share).rows, one.dtype.itemsize
+        again = rows * self.vocabulary * size > KEEP_BYTES[_kind(one)]
         calls: Counter[tuple[int, int]] = Counter()
         logits = 4 * rows * self.vocabulary
         for width in self.widths:
-            weight = shape.size * self.vocabulary * width
+            weight = size * self.vocabulary * width
             calls[2 * rows * width * self.vocabulary, logits + weight] += 2 if again else 1
         calls[2 * rows * self.widths[0] * self.vocabulary, logits] += 2
         calls[0, 6 * logits] += 1  # softmax of both and the derivative
         return Cost(calls)
 
 
-def student_pass(shape: Shape, examples: int, head: Head | None, **options: Any) -> Pass:
-    """A trained model's forward and backward pass; options: those of a `Pass`."""
+def _kind(one: Pass) -> str:
+    """Of the device, as torch calls it."""
+    return "cuda" if one.on_gpu else "cpu"
+
+
+def student_memory(student: PlannedModel, one: Pass, head: Head | None) -> tuple[Growth, Growth]:
+    """(activations, logits of a vocabulary and their derivatives) of a trained model's pass."""
+    body = Growth.of(replace(one, logits=head is None), lambda other: cost(student, other).peak)
     if head is None:
-        return shape.of(examples, trains=True, **options)
-    rows = shape.rows(examples, head.dense_share)
-    return shape.of(examples, trains=True, logits=head.dense, rows=rows, **options)
+        return body, Growth()
+    return body, Growth.of(one, lambda other: head.peak(student, other))
 
 
-def student_memory(
-    student: PlannedModel, shape: Shape, examples: int, head: Head | None, **options: Any
-) -> tuple[Growth, Growth]:
-    """(activations, logits of a vocabulary and their derivatives) of such a pass."""
-    if head is None:
-        peak = lambda count: cost(student, student_pass(shape, count, None, **options)).peak  # noqa: E731
-        return Growth.of(peak, examples), Growth()
-
-    def body(count: int, **more: Any) -> int:
-        return cost(
-            student, shape.of(count, trains=True, **{"logits": False, **more, **options})
-        ).peak
-
-    def at_head(count: int) -> int:
-        rows = shape.rows(count, head.dense_share)
-        chunked = head.chunked_bytes(shape, count)
-        if not head.dense:
-            return chunked
-        if head.recomputes and is_large(rows, head.vocabulary, shape.kind):
-            # One after the other, with one gradient of the weight.
-            return max(head.recomputed_bytes(shape, rows), chunked)
-        return max(body(count, rows=rows, logits=True) - body(count, rows=rows), 0) + chunked
-
-    return Growth.of(body, examples), Growth.of(at_head, examples)
-
-
-def teacher_pass(shape: Shape, examples: int, head: Head | None) -> Pass:
-    """A live teacher's. Of DeBERTa on a GPU that of its own attention: of flashdeberta's few
-    kernels steps were planned at half of what an H200 took. Only what is held is flashdeberta's."""
-    return shape.of(examples, trains=False, logits=head is None or head.of_teachers)
-
-
-def teacher_memory(
-    teacher: PlannedModel, shape: Shape, examples: int, head: Head | None, together: int = 1
-) -> Growth:
-    """together: micro-batches in one pass; of several the logits over a vocabulary are not made in
-    it."""
-    lean = shape.on_gpu and shape.size == 2 and has_flashdeberta(teacher.config)
-
-    def held(count: int, **options: Any) -> int:
-        one = replace(teacher_pass(shape, count, head), flashdeberta=lean, **options)
-        return cost(teacher, one).peak
-
-    peak = Growth.of(held, examples)
+def teacher_memory(teacher: PlannedModel, one: Pass, together: int = 1) -> Growth:
+    """Of a live teacher's pass. together: micro-batches in one pass; of several the logits over a
+    vocabulary are not made in it."""
+    lean = one.on_gpu and one.dtype.itemsize == 2 and has_flashdeberta(teacher.config)
+    held = replace(one, flashdeberta=lean)
+    peak = Growth.of(held, lambda other: cost(teacher, other).peak)
     if together == 1:
         return peak
-    return replace(peak, here=max(peak.here, held(together * examples, logits=head is None)))
+    several = replace(held, examples=together * one.examples, logits=False)
+    return replace(peak, here=max(peak.here, cost(teacher, several).peak))
 
 
 def has_flashdeberta(config: PreTrainedConfig) -> bool:
@@ -206,15 +165,10 @@ def has_flashdeberta(config: PreTrainedConfig) -> bool:
     return is_there and takes_flashdeberta(config)
 
 
-def run_packed(
-    recipe: Recipe, device: Device, teachers: Mapping[str, PlannedModel], *, half: bool
-) -> bool:
-    """Whether all of some teachers run without padding; see `Run.packed`."""
-    by_default = recipe.padding is None and device.is_gpu and half
-    if not (by_default or recipe.padding == "never"):
-        return False
-    configs = [teacher.config for teacher in teachers.values()]
-    return all(
-        has_flashdeberta(one) if one.model_type == "deberta-v2" else takes_packed(one)
-        for one in configs
+def run_packed(recipe: Recipe, teachers: Iterable[PlannedModel], one: Pass) -> bool:
+    """Whether all of some teachers run such passes without padding; see `Run.packed`."""
+    by_default = recipe.padding is None and one.on_gpu and one.dtype.itemsize == 2
+    return (by_default or recipe.padding == "never") and all(
+        has_flashdeberta(config) if config.model_type == "deberta-v2" else takes_packed(config)
+        for config in (teacher.config for teacher in teachers)
     )

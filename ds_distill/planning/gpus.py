@@ -40,7 +40,7 @@ class Device:
     """Bytes a second of a network card of its machine: an assumption, 400 Gbit/s where machines
     have a card for each GPU, else 100 Gbit/s."""
     has_bf16: bool
-    source: str
+    source: str = "NVIDIA's data sheet"
     """Where the figures come from."""
     torch_name: str = ""
     """A pattern of what torch calls it, behind the maker's names."""
@@ -70,44 +70,33 @@ class Device:
         return self.full_flops if dtype == torch.float32 else self.half_flops
 
 
-def _gpu(
-    name: str,
-    torch_name: str,
-    gib: float,
-    half: float,
-    full: float,
-    bandwidth: float,
-    link: float,
-    *,
-    one_card: bool = False,
-    has_bf16: bool = True,
-) -> Device:
-    """half, full: TFLOP/s. bandwidth, link: GB/s, the link's in one direction. one_card: of a
-    machine, for all its GPUs."""
-    speeds = half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9
-    network, cards = (12.5e9, 1) if one_card else (50e9, 8)
-    source = "NVIDIA's data sheet"
-    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source, torch_name, cards=cards)
+_NO_BF16 = ("v100", "v100-pcie", "t4")
 
-
-GPUS: dict[str, Device] = {
-    device.name: device
-    for device in (
-        _gpu("b200", "B200", 179.0, 2250, 75, 7700, 900),
-        _gpu("h200", "H200", 140.4, 989, 67, 4800, 450),
-        _gpu("h100", "H100 80GB HBM3", 79.6, 989, 67, 3350, 450),
-        _gpu("h100-pcie", "H100 PCIe", 79.6, 756, 51, 2000, 64, one_card=True),
-        _gpu("a100", "A100-SXM4?-80GB", 80.0, 312, 19.5, 2039, 300),
-        _gpu("a100-40gb", "A100-SXM4?-40GB", 40.0, 312, 19.5, 1555, 300),
-        _gpu("a100-pcie", "A100 80GB PCIe", 80.0, 312, 19.5, 1935, 32, one_card=True),
-        _gpu("a100-pcie-40gb", "A100-PCIE-40GB", 40.0, 312, 19.5, 1555, 32, one_card=True),
-        _gpu("l40s", "L40S", 45.0, 362, 91.6, 864, 32, one_card=True),
-        _gpu("l4", "L4", 22.5, 121, 30.3, 300, 32, one_card=True),
-        _gpu("a10", "A10", 22.5, 125, 31.2, 600, 32, one_card=True),
-        _gpu("rtx4090", "RTX 4090", 24.0, 165, 82.6, 1008, 32, one_card=True),
-        _gpu("v100", "V100-SXM.*", 32.0, 125, 15.7, 900, 150, one_card=True, has_bf16=False),
-        _gpu("v100-pcie", "V100-PCIE-.*", 32.0, 112, 14.0, 900, 16, one_card=True, has_bf16=False),
-        _gpu("t4", "T4", 15.0, 65, 8.1, 320, 16, one_card=True, has_bf16=False),
+GPUS = {
+    name: Device(
+        *(name, int(gib * GIB), half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9),
+        network=12.5e9 if cards == 1 else 50e9,
+        has_bf16=name not in _NO_BF16,
+        torch_name=torch_name,
+        cards=cards,
+    )
+    # TFLOP/s half and full; GB/s of memory, and of the link in one direction; network cards.
+    for name, torch_name, gib, half, full, bandwidth, link, cards in (
+        ("b200", "B200", 179.0, 2250, 75, 7700, 900, 8),
+        ("h200", "H200", 140.4, 989, 67, 4800, 450, 8),
+        ("h100", "H100 80GB HBM3", 79.6, 989, 67, 3350, 450, 8),
+        ("h100-pcie", "H100 PCIe", 79.6, 756, 51, 2000, 64, 1),
+        ("a100", "A100-SXM4?-80GB", 80.0, 312, 19.5, 2039, 300, 8),
+        ("a100-40gb", "A100-SXM4?-40GB", 40.0, 312, 19.5, 1555, 300, 8),
+        ("a100-pcie", "A100 80GB PCIe", 80.0, 312, 19.5, 1935, 32, 1),
+        ("a100-pcie-40gb", "A100-PCIE-40GB", 40.0, 312, 19.5, 1555, 32, 1),
+        ("l40s", "L40S", 45.0, 362, 91.6, 864, 32, 1),
+        ("l4", "L4", 22.5, 121, 30.3, 300, 32, 1),
+        ("a10", "A10", 22.5, 125, 31.2, 600, 32, 1),
+        ("rtx4090", "RTX 4090", 24.0, 165, 82.6, 1008, 32, 1),
+        ("v100", "V100-SXM.*", 32.0, 125, 15.7, 900, 150, 1),
+        ("v100-pcie", "V100-PCIE-.*", 32.0, 112, 14.0, 900, 16, 1),
+        ("t4", "T4", 15.0, 65, 8.1, 320, 16, 1),
     )
 }
 """By the name that `--gpu` takes. Memory is what nvidia-smi shows."""
@@ -161,18 +150,9 @@ def cpu(ranks: int) -> Device:
     """A process of `ranks` on this machine's cores: its memory, and speeds that are assumed of a
     core of a server. `ds-distill profile` measures."""
     cores = len(os.sched_getaffinity(0)) / ranks
-    return Device(
-        "cpu",
-        memory=machine_memory() // ranks,
-        half_flops=60e9 * cores,
-        full_flops=60e9 * cores,
-        bandwidth=8e9 * cores,
-        link=1e9,
-        network=1e9,
-        has_bf16=True,
-        source="assumed of a server's cores",
-        launch=10e-6,
-        per_machine=ranks,
-        cards=1,
-        link_latency=3e-4,
+    flops, bandwidth = 60e9 * cores, 8e9 * cores
+    one = Device("cpu", machine_memory() // ranks, flops, flops, bandwidth, 1e9, 1e9, True)
+    source, latency = "assumed of a server's cores", 3e-4
+    return replace(
+        one, source=source, launch=10e-6, per_machine=ranks, cards=1, link_latency=latency
     )

@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ds_distill.engine.config import LAYERS_WHOLE, trains_alone
+from ds_distill.engine.config import LAYERS_WHOLE, trains_alone, zero_stage
 
 MASTER, MOMENTS = 4, 8
 """Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
+
+
+_KEYS = {
+    "reduce_bucket": "reduce_bucket_size",
+    "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "max_live": "stage3_max_live_parameters",
+    "max_reuse": "stage3_max_reuse_distance",
+}
 
 
 @dataclass(frozen=True)
@@ -53,19 +61,10 @@ class Zero:
         if teacher_layer:
             whole = LAYERS_WHOLE * teacher_layer
             bounds = {"prefetch_bucket": teacher_layer, "max_live": whole, "max_reuse": whole}
-        given = {
-            name: int(float(zero[key]))
-            for name, key in (
-                ("reduce_bucket", "reduce_bucket_size"),
-                ("prefetch_bucket", "stage3_prefetch_bucket_size"),
-                ("max_live", "stage3_max_live_parameters"),
-                ("max_reuse", "stage3_max_reuse_distance"),
-            )
-            if key in zero and zero[key] != "auto"
-        }
-        stage = int(zero.get("stage", 0))
-        alone = trains_alone(config, ranks)
-        return Zero(stage, ranks, bytes_per_weight, resident, **{**bounds, **given}, alone=alone)
+        given = {name: zero.get(key, "auto") for name, key in _KEYS.items()}
+        bounds |= {name: int(float(size)) for name, size in given.items() if size != "auto"}
+        stage, alone = zero_stage(config), trains_alone(config, ranks)
+        return Zero(stage, ranks, bytes_per_weight, resident, **bounds, alone=alone)
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,14 @@ from ds_distill.models.configuration import check_encoder, load_config
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.layers import cut_to_layers
 from ds_distill.models.load import (
-    CLASSIFIER,
+    ANSWERER,
     checkpoint_activations,
     freeze_embeddings,
     layers_of,
     set_dropout,
 )
-from ds_distill.models.student import student_of
 from ds_distill.planning.trace import Cost, Trace
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import Student
 from ds_distill.views import PaddedView
 
 FUSED = "ds_distill_planned"
@@ -113,32 +111,43 @@ class PlannedModel:
             return model.to(dtype)
 
     @cache  # noqa: B019  (a plan's few models)
+    def _whole(self) -> PreTrainedModel:
+        return self.build()
+
     def numels(self) -> list[int]:
         """The elements of each of its parameters."""
-        return [parameter.numel() for parameter in self.build().parameters()]
+        return [parameter.numel() for parameter in self._whole().parameters()]
 
-    @cache  # noqa: B019  (a plan's few models)
     def parts(self) -> dict[str, int]:
         """Parameters by part: embeddings, layers (with what belongs to all), head."""
-        model = self.build()
-        body, embeddings = model.base_model, model.get_input_embeddings()
-        block = getattr(body, "embeddings", embeddings)
+        model = self._whole()
+        body = model.base_model
+        block = getattr(body, "embeddings", model.get_input_embeddings())
         counts = {"embeddings": _numel(block), "layers": _numel(body) - _numel(block)}
         return {**counts, "head": _numel(model) - _numel(body)}
 
-    @cache  # noqa: B019  (a plan's few models)
     def layer_numel(self) -> int:
         """Elements of its largest layer."""
-        return max(map(_numel, layers_of(self.build())), default=0)
+        return max(map(_numel, layers_of(self._whole())), default=0)
+
+    @property
+    def width(self) -> int:
+        """Of its states."""
+        return int(self.config.hidden_size)
+
+    @property
+    def depth(self) -> int:
+        """Number of its layers."""
+        return int(self.config.num_hidden_layers)
 
     @property
     def parameters(self) -> int:
-        return sum(self.parts().values())
+        return _numel(self._whole())
 
-    @cached_property
+    @property
     def can_checkpoint(self) -> bool:
         """Whether transformers can compute its activations again."""
-        return bool(self.build(layers=1).supports_gradient_checkpointing)
+        return bool(self._whole().supports_gradient_checkpointing)
 
 
 @dataclass(frozen=True)
@@ -148,15 +157,14 @@ class Pass:
     examples: int
     length: int
     """Tokens of each example, padding included."""
-    rows: int | None
-    """Masked tokens, or words, of all examples; None where each example is a row."""
+    row_share: float | None
+    """See `TaskSettings.row_share`."""
     dtype: torch.dtype
-    trains: bool
-    """Forward and backward, with the weights' gradients; else forward alone."""
+    on_gpu: bool
     fused: bool
     """Whether attention holds no map of scores; see `PlannedModel.build`."""
-    mask_bytes: int | None
-    """See `Trace`."""
+    trains: bool = False
+    """Forward and backward, with the weights' gradients; else forward alone."""
     checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass."""
     freeze: bool = False
@@ -168,28 +176,24 @@ class Pass:
     flashdeberta: bool = False
     """Whether DeBERTa's attention is flashdeberta's, which makes no maps either."""
 
+    @property
+    def rows(self) -> int:
+        """Masked tokens, or words, of all examples; else these."""
+        if self.row_share is None:
+            return self.examples
+        return max(1, round(self.row_share * self.examples * self.length))
 
-def planned_model(
-    name: str,
-    reference: str,
-    *,
-    revision: str | None = None,
-    models_folder: str | None = None,
-    student: Student | None = None,
-    vocabulary: int | None = None,
-    head: str = CLASSIFIER,
-    classes: int | None,
-) -> PlannedModel:
-    """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
-    network, it is the one that comes with ds_distill, if there is one.
 
-    student: what the recipe makes of it, where it is the student. vocabulary: tokens that it gets.
+def known_config(
+    reference: str, revision: str | None, models_folder: str | None
+) -> tuple[PreTrainedConfig, bool]:
+    """(the configuration of a recipe's model, whether it is the one that comes with ds_distill),
+    as where the model's own cannot be read: a hub model's without a network.
 
     Raises UserError where there is none, and for what is no encoder.
     """
-    shipped = False
     try:
-        config = load_config(resolve_model(reference, models_folder), revision)
+        config, shipped = load_config(resolve_model(reference, models_folder), revision), False
     except UserError as error:
         folders = shipped_configs()
         if reference not in folders:
@@ -201,21 +205,15 @@ def planned_model(
             ) from error
         config, shipped = load_config(str(folders[reference])), True
     check_encoder(reference, config)
-    if student is not None:
-        config = student_of(config, student)
-    if vocabulary is not None:
-        config = copy.deepcopy(config)
-        config.vocab_size = max(config.vocab_size, vocabulary)
-    return PlannedModel(name, reference, config, shipped, head, classes)
+    return config, shipped
 
 
 def cost(model: PlannedModel, of: Pass) -> Cost:
     """What a pass costs; its peak is without weights and their gradients."""
-    total = model.config.num_hidden_layers
-    if total <= _WHOLE:
-        return _traced(model, total, of)
+    if model.depth <= _WHOLE:
+        return _traced(model, model.depth, of)
     short, longer = (_traced(model, layers, of) for layers in (2, 3))
-    return short.extended(longer, total - 2)
+    return short.extended(longer, model.depth - 2)
 
 
 @lru_cache(maxsize=256)
@@ -237,17 +235,18 @@ def _traced(model: PlannedModel, layers: int, of: Pass) -> Cost:
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
     with torch.device("meta"):
         ids = torch.ones(of.examples, of.length, dtype=torch.int64)
-        positions = None if of.rows is None else torch.ones(of.rows, dtype=torch.int64)
+        positions = None if of.row_share is None else torch.ones(of.rows, dtype=torch.int64)
         view = PaddedView(ids, torch.ones_like(ids), positions=positions)
-        with Trace(of.mask_bytes) as trace, torch.set_grad_enabled(of.trains):
+        with Trace(mask_bytes=1 if of.on_gpu else None) as trace, torch.set_grad_enabled(of.trains):
             trace.ignore(*built.parameters(), *built.buffers())
+            if model.head == ANSWERER:
+                candidates = torch.arange(of.length).expand(of.examples, -1)
+                view = replace(view, candidates=candidates)
             _run(built, view, of)
     return trace.cost
 
 
 def _run(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
-    if type(built).__name__.endswith("ForQuestionAnswering"):
-        view = replace(view, candidates=torch.arange(of.length).expand(of.examples, -1))
     signals = read_signals(built, view)
     head = signals.head
     outputs = head.features if head is not None and not of.logits else signals.logits

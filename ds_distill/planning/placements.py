@@ -4,198 +4,180 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
 
 import torch
 
-from ds_distill.engine.config import micro_batches_together
+from ds_distill.engine.config import batch_shape, micro_batches_together, stages_of, zero_stage
 from ds_distill.engine.precision import model_dtype
+from ds_distill.errors import UserError
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
-from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings
-from ds_distill.models.shared_head import SharedHeadBundle, share_head
-from ds_distill.planning.activations import (
-    Growth,
-    Head,
-    Shape,
-    run_packed,
-    student_memory,
-    student_pass,
-    teacher_memory,
-    teacher_pass,
-)
+from ds_distill.models.shared_head import bundle_of
+from ds_distill.planning import times
+from ds_distill.planning.activations import Growth, Head, run_packed, student_memory, teacher_memory
+from ds_distill.planning.facts import Facts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, training_states
-from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.plan import Choice, Placement
-from ds_distill.planning.split_sizes import SplitFacts
-from ds_distill.planning.times import (
-    StepTime,
-    communication_seconds,
-    hook_seconds,
-    optimizer_seconds,
-    pass_seconds,
-    seconds,
-    sent_in_training,
-)
+from ds_distill.planning.models import Pass, PlannedModel
+from ds_distill.planning.plan import Choice, JobPlan, Placement
+from ds_distill.planning.times import StepTime
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
-from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, TrainingPhase
-from ds_distill.recipe.tasks import TaskSettings
-
-T = TypeVar("T")
+from ds_distill.recipe.phases import Cache, Distil, TrainingPhase
 
 
-@dataclass(frozen=True, eq=False)
 class Job:
     """A training, and what it is planned for: the ways of running it, and what they share."""
 
-    recipe: Recipe
-    phase: TrainingPhase
-    device: Device
-    ranks: int
-    students: Sequence[PlannedModel]
-    """Those that are trained together."""
-    teachers: dict[str, PlannedModel]
-    labels: list[str]
-    """Empty for a task without classes."""
-    split: SplitFacts
-    config: dict[str, Any]
-    """DeepSpeed's."""
-    cache: Cache | None
-    """What teachers are cached by; None where they cannot be."""
-    micro_batch: int
-    micro_steps: int
+    def __init__(
+        self,
+        facts: Facts,
+        number: int,
+        phase: TrainingPhase,
+        students: Sequence[PlannedModel],
+        teachers: Mapping[str, PlannedModel],
+        cache: Cache | None,
+    ) -> None:
+        """
+        number: of the phase. students: those that are trained together.
+        cache: what teachers are cached by; None where they cannot be.
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for layers of a term that the models do not have."""
-        assert self.weights
+        Raises UserError for layers of a term that the models do not have."""
+        self._facts, self.number, self.phase, self._students = facts, number, phase, students
+        step = facts.steps[number]
+        self._name, self._task, self._teachers, self.cache = step.name, step.task, teachers, cache
+        self._labels = facts.labels(step.task_name)
+        self._split = facts.split(step.task_name, phase.split)
+        self._config = facts.deepspeed(phase)
+        self._micro_batch, self._micro_steps = batch_shape(phase, facts.ranks)
+        self._terms = self._made_terms()
+        self._reads = {
+            name: Reads.union(term.teacher_reads(name) for term in self._terms.values())
+            for name in self._teachers
+        }
+        # On a CPU what is trained has the plain attention, see Run.model.
+        share, gpu = self._share_of(self._terms), facts.device.is_gpu
+        dtype = model_dtype(self._config)
+        self._pass = Pass(self._micro_batch, self._task.max_length, share, dtype, gpu, fused=gpu)
+
+    def plan(self, trainings: list[str]) -> JobPlan:
+        """Of all ways of running it. trainings: the names of those that are so.
+
+        Raises UserError for a model that cannot be trained so."""
+        phase, unable = self.phase, [one for one in self._students if not one.can_checkpoint]
+        if phase.activation_checkpointing and unable:
+            model = f"{unable[0].reference} ({unable[0].config.model_type})"
+            raise UserError(
+                f"phases.{self._name}.activation_checkpointing=true: transformers cannot do it "
+                f"with {model}. Take it out."
+            )
+        ways = ["live" if self._teachers else None, *(["cached"] if self.cache is not None else [])]
+        others = [
+            self._placement(Choice(stage, teachers, checkpointing))
+            for teachers in ways
+            for stage in stages_of(self._config)
+            for checkpointing in ((False,) if unable else (False, True))
+        ]
+        teachers = phase.teachers if isinstance(phase, Distil) and self._teachers else None
+        own = Choice(zero_stage(self._config), teachers, phase.activation_checkpointing)
+        chosen = next(other for other in others if other.choice == own)
+        steps, examples = phase.steps, self._split.examples
+        if steps is None and examples is not None:
+            examples = self._facts.chosen(self.number, phase, examples)
+            steps = -(-examples // phase.batch_size) * phase.epochs
+        shape = self._micro_batch, self._micro_steps, self._task.max_length
+        return JobPlan(self._name, trainings, *shape, self._split, steps, chosen, others)
+
+    def _made_terms(self) -> dict[str, Term]:
+        losses = {name: term.without_examples() for name, term in self.phase.losses.items()}
+        configs = {name: teacher.config for name, teacher in self._teachers.items()}
+        inputs = TermInputs.of(self._students[0].config, configs, self._labels)
+        try:
+            return build_terms(losses, inputs)
+        except ValueError as error:
+            raise UserError(f"{error}.", at=f"phases.{self._name}.losses") from error
 
     @cached_property
-    def weights(self) -> tuple[list[list[int]], list[int]]:
+    def _weights(self) -> tuple[list[list[int]], list[int]]:
         """Elements of each weight that is trained, by the optimizer's groups, and of the others."""
         with torch.device("meta"), Trace():
-            bundle = self._bundle()
+            models = {student.name: student.build() for student in self._students}
+            for model in models.values() if self.phase.freeze_embeddings else ():
+                freeze_embeddings(model)
+            bundle = bundle_of(models, {name: self._made_terms() for name in models}, 0)
             _, groups = weight_groups(bundle)
         trained = {weight for group in groups for weight in group.weights}
         frozen = [one.numel() for one in bundle.parameters() if one not in trained]
         return [[weight.numel() for weight in group.weights] for group in groups], frozen
 
-    @property
-    def _student(self) -> PlannedModel:
-        return self.students[0]
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return model_dtype(self.config)
-
-    @property
-    def _task(self) -> TaskSettings:
-        return self.recipe.task_of(self.phase)
-
-    def _bundle(self) -> Bundle:
-        """What the phase trains, without memory and without teachers."""
-        models = {student.name: student.build() for student in self.students}
-        if self.phase.freeze_embeddings:
-            for model in models.values():
-                freeze_embeddings(model)
-        if len(models) == 1:
-            [model] = models.values()
-            return Bundle(model, {}, self._made_terms())
-        share_head(models, 0)
-        return SharedHeadBundle(models, {name: self._made_terms() for name in models})
-
-    @cached_property
-    def _terms(self) -> dict[str, Term]:
-        return self._made_terms()
-
-    def _made_terms(self) -> dict[str, Term]:
-        own, others = self._student.config, {n: t.config for n, t in self.teachers.items()}
-        widths = {name: config.hidden_size for name, config in others.items()}
-        depths = {name: config.num_hidden_layers for name, config in others.items()}
-        counts = [1] * len(self.labels)
-        depth = own.num_hidden_layers
-        inputs = TermInputs(own.hidden_size, widths, depth, depths, self.labels, counts, 0)
-        losses = {
-            name: term.model_copy(update={"class_weights": None})
-            if hasattr(term, "class_weights")
-            else term
-            for name, term in self.phase.losses.items()
-        }
-        return build_terms(losses, inputs)
-
     # ------------------------------------------------------------------------------ passes
 
-    def _shape(self, length: int) -> Shape:
-        return Shape(length, self._row_share, self._dtype, self.device.is_gpu)
+    def _student_pass(self, length: int, checkpointing: bool) -> Pass:
+        return replace(
+            self._pass,
+            length=length,
+            trains=True,
+            checkpointing=checkpointing,
+            freeze=self.phase.freeze_embeddings,
+            dropout=self.phase.dropout,
+        )
 
-    def _teachers_shape(self, length: int) -> Shape:
-        """See phases/distil.py."""
-        shape = self._shape(length)
-        autocast = shape.on_gpu and shape.dtype == torch.float32 and self.device.has_bf16
-        return replace(shape, dtype=torch.bfloat16) if autocast else shape
+    def _teacher_pass(self, length: int, head: Head | None) -> Pass:
+        """Of a live one, see phases/distil.py. Of DeBERTa on a GPU that of its own attention: of
+        flashdeberta's few kernels steps were planned at half of what an H200 took. Only what is
+        held is flashdeberta's."""
+        device, dtype = self._facts.device, self._pass.dtype
+        if device.is_gpu and device.has_bf16 and dtype == torch.float32:
+            dtype = torch.bfloat16  # by autocast
+        logits = head is None or head.of_teachers
+        return replace(self._pass, length=length, dtype=dtype, fused=True, logits=logits)
 
-    @property
-    def _row_share(self) -> float | None:
-        """See `TaskSettings.row_share`; 1 where a term counts every token."""
-        return self._share_of(self._terms, self._task.row_share)
-
-    def _share_of(self, terms: Collection[str], share: T) -> T | float:
-        return 1.0 if any(self._terms[name].rows == TOKENS for name in terms) else share
+    def _share_of(self, terms: Collection[str]) -> float | None:
+        """See `TaskSettings.row_share`; 1 where one of some terms counts every token."""
+        every = any(self._terms[name].rows == TOKENS for name in terms)
+        return 1.0 if every else self._task.row_share
 
     def _head(self, live: bool) -> Head | None:
-        if self._numbers(self._student) is not None:
+        models, losses = [*self._students[:1], *self._teachers.values()], self.phase.losses
+        if self._numbers(models[0]) is not None:
             return None
-        share = self._task.row_share
-        assert share is not None
-        losses, lone = self.phase.losses, live and len(self.teachers) == 1
         reads = {term.reads_logits for term in losses.values()}
         both = {name for name, term in losses.items() if term.reads_logits == "both"}
+        lone = live and len(self._teachers) == 1
         linear = {name for name in both if lone and losses[name].logits_in_chunks}
         dense = both - linear
-        models = [self._student, *self.teachers.values()]
         return Head(
-            self._student.config.vocab_size,
+            models[0].config.vocab_size,
             tuple(model.config.hidden_size for model in models[:2]),
             dense="student" in reads or bool(dense),
             chunked=bool(linear),
             recomputes=not dense,
-            dense_share=self._share_of(dense, share),
-            chunked_share=self._share_of(linear, share),
-            of_teachers=bool(dense) or "teachers" in reads or len(self.teachers) > 1,
+            dense_share=self._share_of(dense),
+            chunked_share=self._share_of(linear),
+            of_teachers=bool(dense) or "teachers" in reads or len(self._teachers) > 1,
         )
-
-    def _how(self, choice: Choice) -> dict[str, Any]:
-        """Options of a student's pass."""
-        freeze, dropout = self.phase.freeze_embeddings, self.phase.dropout
-        return {"checkpointing": choice.checkpointing, "freeze": freeze, "dropout": dropout}
 
     # -------------------------------------------------------------------------- placements
 
-    def placement(self, choice: Choice) -> Placement:
-        device, live = self.device, choice.teachers == "live"
-        teachers = {n: t.numels() for n, t in self.teachers.items()} if live else {}
-        section = {**self.config.get("zero_optimization", {}), "stage": choice.stage}
-        config = {**self.config, "zero_optimization": section}
-        layer = max((self.teachers[name].layer_numel() for name in teachers), default=0)
-        resident, size = self.recipe.student_resident, self._dtype.itemsize
-        zero = Zero.of(config, self.ranks, size, resident, layer)
+    def _placement(self, choice: Choice) -> Placement:
+        device, (trained, frozen) = self._facts.device, self._weights
+        live = self._teachers if choice.teachers == "live" else {}
+        zero = self._facts.zero(self._config, live, choice.stage)
+        numels = {name: teacher.numels() for name, teacher in live.items()}
+        states = training_states(trained, sum(frozen), numels, zero)
         together = self._together(zero.stage)
-        trained, frozen = self.weights
-        states = training_states(trained, sum(frozen), dict(teachers), zero)
-        student, head, most = self._activations(choice, together)
-        signals = self._held(choice, together)
+        student, head, most = self._activations(choice, live, together)
+        signals = self._signals(choice, together)
         budget = device.usable - states.total - round(signals.fixed)
         grows = student + head + replace(signals, fixed=0.0)
         # Of a teachers' pass over a step's micro-batches, whatever their number is.
         largest = min(grows.largest(budget), most.largest(budget)) if most.here <= budget else 0
         step, computing = (
-            self._step(one, choice, zero, teachers, together)
+            self._step(one, choice, zero, numels, together)
             for one in (device, replace(device, launch=0.0))
         )
         return Placement(
@@ -209,118 +191,110 @@ class Job:
             step,
             computing.total,
             device.usable,
-            max(1, together // self.micro_steps) if live else 1,
+            max(1, together // self._micro_steps) if live else 1,
         )
-
-    def _activations(self, choice: Choice, together: int) -> tuple[Growth, Growth, Growth]:
-        """Of the student, at its head, and of the live teacher that has most."""
-        live, examples = choice.teachers == "live", self.micro_batch
-        head, length, how = self._head(live), self._task.max_length, self._how(choice)
-        # Models that are trained together keep what the backward pass needs of all of them.
-        each = [
-            student_memory(s, self._shape(length), examples, head, **how) for s in self.students
-        ]
-        student, most = sum((body for body, _ in each), Growth()), Growth()
-        if live:
-            shape, teachers = self._teachers_shape(length), self.teachers.values()
-            peaks = [teacher_memory(one, shape, examples, head, together) for one in teachers]
-            most = max(peaks, key=lambda growth: growth.here)
-            if together == 1:  # what is read of them lives until the loss
-                taken = sum(self._taken(name, examples) for name in self.teachers)
-                beside = Growth(taken, 0, taken / examples)
-                student, most = student + beside, most + beside
-        if choice.checkpointing:  # inputs of attention are kept, beside what is computed again
-            parts = Reads.union(term.reads for term in self._terms.values()).parts
-            width = parts * self._student.config.hidden_size
-            taken = examples * length * width * self._dtype.itemsize
-            student = student + Growth(taken, 0, taken / examples)
-        return student, each[0][1], most
 
     def _together(self, stage: int) -> int:
         """Micro-batches that live teachers read at once; see training/setup.py."""
-        length = self._task.max_length
-        rows, tokens = self._rows(self.micro_batch), self.micro_batch * length
+        one = self._pass
         signals = sum(
-            self._reads(name).most_bytes(teacher.config.hidden_size, rows, tokens)
-            for name, teacher in self.teachers.items()
+            reads.most_bytes(self._teachers[name].width, one.rows, one.examples * one.length)
+            for name, reads in self._reads.items()
         )
-        half = self._dtype.itemsize == 2 or self.device.has_bf16  # by autocast
-        packs = run_packed(self.recipe, self.device, self.teachers, half=half)
-        steps = self.micro_batch, self.micro_steps
-        return micro_batches_together(stage, *steps, length, signals, packs)
+        of_teachers = self._teacher_pass(one.length, None)
+        packs = run_packed(self._facts.recipe, self._teachers.values(), of_teachers)
+        steps = one.examples, self._micro_steps
+        return micro_batches_together(stage, *steps, one.length, signals, packs)
 
-    def _step(
-        self,
-        device: Device,
-        choice: Choice,
-        zero: Zero,
-        teachers: Mapping[str, list[int]],
-        together: int,
-    ) -> StepTime:
-        (trained, frozen), micro_steps, examples = self.weights, self.micro_steps, self.micro_batch
-        length, head = round(self.split.tokens), self._head(choice.teachers == "live")
-        shape = self._shape(length)
-        own = student_pass(shape, examples, head, **self._how(choice))
-        of_student = sum(pass_seconds(student, own, device) for student in self.students)
-        if head is not None:
-            of_student += seconds(head.chunked_cost(shape, examples), device, self._dtype)
-        one = teacher_pass(self._teachers_shape(length), together * examples, head)
-        of_teachers = sum(pass_seconds(self.teachers[name], one, device) for name in teachers)
-        passes = micro_steps / together
-        if together < micro_steps:
-            passes = math.ceil(passes)
-        layers = sum(student.config.num_hidden_layers for student in self.students)
-        of_live = sum(self.teachers[name].config.num_hidden_layers for name in teachers)
-        weights = micro_steps * sum(map(len, trained))
-        sent = sent_in_training(trained, frozen, teachers, zero, micro_steps, passes)
-        return StepTime(
-            teachers=micro_steps / together * of_teachers,
-            student=micro_steps * of_student,
-            optimizer=optimizer_seconds([*chain(*trained)], zero, device),
-            communication=communication_seconds(sent, zero.ranks, device),
-            hooks=hook_seconds(zero, device, weights, micro_steps * layers, passes * of_live),
-        )
+    def _activations(
+        self, choice: Choice, live: Mapping[str, PlannedModel], together: int
+    ) -> tuple[Growth, Growth, Growth]:
+        """Of the student, at its head, and of the live teacher that has most."""
+        examples, length = self._pass.examples, self._pass.length
+        head, own = self._head(bool(live)), self._student_pass(length, choice.checkpointing)
+        # Models that are trained together keep what the backward pass needs of all of them.
+        each = [student_memory(student, own, head) for student in self._students]
+        student, most = sum((body for body, _ in each), Growth()), Growth()
+        if live:
+            one = self._teacher_pass(length, head)
+            peaks = [teacher_memory(teacher, one, together) for teacher in live.values()]
+            most = max(peaks, key=lambda growth: growth.here)
+            if together == 1:  # what is read of them lives until the loss
+                beside = Growth.even(self._read(1), examples)
+                student, most = student + beside, most + beside
+        if choice.checkpointing:  # inputs of attention are kept, beside what is computed again
+            parts = Reads.union(term.reads for term in self._terms.values()).parts
+            width = parts * self._students[0].width * own.dtype.itemsize
+            student += Growth.even(examples * length * width, examples)
+        return student, each[0][1], most
 
-    # ----------------------------------------------------------------------------- signals
-
-    def _held(self, choice: Choice, together: int) -> Growth:
+    def _signals(self, choice: Choice, together: int) -> Growth:
         """Bytes of what teachers say: of a cache's what a micro-batch decodes of it, and the states
         of a step's micro-batches; of live ones what all say of the micro-batches that they read at
         once, which is held until the last of them: logits, or features of a head over a vocabulary,
         and the states that terms read."""
-        teachers, batch = self.teachers, self.micro_batch
+        one, teachers = self._pass, self._teachers.values()
         if choice.teachers == "cached":
             assert self.cache is not None
-            widths = [teacher.config.hidden_size for teacher in teachers.values()]
-            # Logits in fp32.
-            row = sum(4 * (self._numbers(t) or t.config.vocab_size) for t in teachers.values())
-            decoded = self._rows(batch) * row
-            states = self._rows(batch * self.micro_steps) * len(self.cache.hidden) * 4 * sum(widths)
-            return Growth(decoded + states, states, decoded / batch)
+            # Both in fp32.
+            row = sum(4 * (self._numbers(t) or t.config.vocab_size) for t in teachers)
+            width = 4 * sum(teacher.width for teacher in teachers)
+            states = self._rows(self._micro_steps) * len(self.cache.hidden) * width
+            return Growth.even(one.rows * row, one.examples) + Growth(states, states)
         if choice.teachers != "live" or together == 1:
             return Growth()
-        total = 0
-        for name, teacher in teachers.items():
-            each = self._numbers(teacher) or teacher.config.hidden_size
-            total += self._rows(batch * together) * each * self._dtype.itemsize
-            total += self._taken(name, batch * together)
+        row = sum(self._numbers(teacher) or teacher.width for teacher in teachers)
+        total = self._rows(together) * row * one.dtype.itemsize + self._read(together)
         return Growth(total, total)
+
+    def _read(self, micro_batches: int) -> int:
+        """Bytes of the teachers' states, at rows, and inputs of attention, of all tokens, that
+        terms read."""
+        rows = self._rows(micro_batches)
+        tokens = micro_batches * self._pass.examples * self._pass.length
+        return self._pass.dtype.itemsize * sum(
+            reads.numbers(rows, tokens) * self._teachers[name].width
+            for name, reads in self._reads.items()
+        )
+
+    def _rows(self, micro_batches: int) -> int:
+        return replace(self._pass, examples=micro_batches * self._pass.examples).rows
 
     def _numbers(self, model: PlannedModel) -> int | None:
         """Logits of a row; None over a vocabulary. A window of a question is a row here: each of
         its tokens may be the answer's start, and its end."""
         return 2 * self._task.max_length if self._task.ragged else model.classes
 
-    def _rows(self, examples: int) -> int:
-        share = self._row_share
-        return examples if share is None else round(share * examples * self._task.max_length)
-
-    def _taken(self, teacher: str, examples: int) -> int:
-        """Bytes of a teacher's states, at rows, and inputs of attention, of all tokens, that terms
-        read."""
-        tokens = examples * self._task.max_length
-        numbers = self._reads(teacher).numbers(self._rows(examples), tokens)
-        return numbers * self.teachers[teacher].config.hidden_size * self._dtype.itemsize
-
-    def _reads(self, teacher: str) -> Reads:
-        return Reads.union(term.teacher_reads(teacher) for term in self._terms.values())
+    def _step(
+        self,
+        device: Device,
+        choice: Choice,
+        zero: Zero,
+        live: Mapping[str, Sequence[int]],
+        together: int,
+    ) -> StepTime:
+        """live: elements of each weight of the live teachers."""
+        (trained, frozen), micro_steps = self._weights, self._micro_steps
+        length, head = round(self._split.tokens), self._head(bool(live))
+        own, of_head = self._student_pass(length, choice.checkpointing), 0.0
+        if head is not None:
+            of_head = times.seconds(head.chunked_cost(own), device, own.dtype)
+            own = head.of_dense(own)
+        of_students = sum(times.pass_seconds(student, own, device) for student in self._students)
+        one, teachers = self._teacher_pass(length, head), [self._teachers[name] for name in live]
+        one = replace(one, examples=together * one.examples)
+        of_teachers = sum(times.pass_seconds(teacher, one, device) for teacher in teachers)
+        passes = micro_steps / together
+        if together < micro_steps:
+            passes = math.ceil(passes)
+        layers = micro_steps * sum(student.depth for student in self._students)
+        of_layers = layers, passes * sum(teacher.depth for teacher in teachers)
+        weights = micro_steps * sum(map(len, trained))
+        sent = times.sent_in_training(trained, frozen, live, zero, micro_steps, passes)
+        return StepTime(
+            teachers=micro_steps / together * of_teachers,
+            student=micro_steps * (of_students + of_head),
+            optimizer=times.optimizer_seconds([*chain(*trained)], zero, device),
+            communication=times.communication_seconds(sent, zero.ranks, device),
+            hooks=times.hook_seconds(zero, device, weights, *of_layers),
+        )

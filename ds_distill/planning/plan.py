@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ds_distill.planning.facts import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import States
 from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.times import StepTime
 
 
@@ -113,13 +113,16 @@ class BreakEven:
         return self.live / self.cached
 
     @property
-    def passes(self) -> float:
-        return self.passes_saving(self.live - self.cached)
+    def passes(self) -> float | None:
+        """Over the split, after which building the cache has cost less time than it saves; None
+        where never."""
+        saved = self.live - self.cached
+        return self.building / saved if saved > 0 else None
 
-    def passes_saving(self, seconds: float) -> float:
-        """Passes over the split after which building the cache has cost less time than it saves, so
-        much in a step; inf where never."""
-        return self.building / seconds if seconds > 0 else float("inf")
+    def pays(self, saved: float) -> bool:
+        """Whether building the cache costs less time than the recipe saves, so many seconds in a
+        step."""
+        return self.in_recipe * saved > self.building
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,10 @@ class Plan:
     recipe: str
     device: Device
     ranks: int
-    models: list[PlannedModel]
-    jobs: list[JobPlan]
-    caches: list[CachePlan]
-    break_even: list[BreakEven]
+    models: list[PlannedModel] = field(default_factory=list)
+    jobs: list[JobPlan] = field(default_factory=list)
+    caches: list[CachePlan] = field(default_factory=list)
+    break_even: list[BreakEven] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -162,7 +165,7 @@ class Plan:
                 {
                     "phase": one.phase,
                     "live_of_cached": one.live_of_cached,
-                    "passes": one.passes if one.passes < float("inf") else None,
+                    "passes": one.passes,
                     "in_recipe": one.in_recipe,
                 }
                 for one in self.break_even

@@ -2,264 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from ds_distill.check.models import expanded_mistakes, one_head_mistakes
 from ds_distill.check.phases import phase_mistakes
-from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of, zero_stage
-from ds_distill.engine.precision import model_dtype, resolved_name
-from ds_distill.errors import Mistake, UserError, first_line, refuse
-from ds_distill.planning.caches import cache_plan
-from ds_distill.planning.gpus import Device
-from ds_distill.planning.models import PlannedModel, planned_model
+from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL
+from ds_distill.engine.precision import model_dtype
+from ds_distill.errors import Mistake, refuse
+from ds_distill.planning.activations import run_packed, teacher_memory
+from ds_distill.planning.facts import Facts
+from ds_distill.planning.memory import inference_states
+from ds_distill.planning.models import Pass
 from ds_distill.planning.placements import Job
-from ds_distill.planning.plan import BreakEven, CachePlan, Choice, JobPlan, Plan
-from ds_distill.planning.split_sizes import SplitFacts, count_chosen, label_names, split_facts
+from ds_distill.planning.plan import BreakEven, CachePlan, JobPlan, Plan
+from ds_distill.planning.times import communication_seconds, pass_seconds, sent_by_teachers
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.codecs import Compact, Dense
-from ds_distill.recipe.lineage import model_at, steps
-from ds_distill.recipe.phases import (
-    Cache,
-    Distil,
-    FineTune,
-    PhaseSettings,
-    TrainingPhase,
-    training_name,
-)
-from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.phases import Cache, Distil, PhaseSettings, TrainingPhase, training_name
+
+_KEY = 16
+"""Bytes of an example's content key."""
 
 
-class Planner:
+class Planner(Facts):
     """Plans the phases of a recipe for a device and a number of ranks."""
-
-    def __init__(self, recipe: Recipe, device: Device, ranks: int) -> None:
-        self.recipe, self.device, self.ranks = recipe, device, ranks
-        reference = recipe.deepspeed
-        if reference.endswith("_auto"):
-            half = "bf16" if device.has_bf16 else "fp32"
-            reference = (
-                reference.removesuffix("auto") + half if device.is_gpu else resolved_name(reference)
-            )
-        self._deepspeed = reference
-        self.notes: list[str] = []
-        self._models: dict[tuple[str, str, int | None], PlannedModel] = {}
 
     def plan(self) -> Plan:
         """Of all phases. Raises UserError for a recipe that `check` refuses before it reads models
         and data."""
         refuse(_mistakes(self.recipe), self.recipe.location_of)
-        jobs, caches, pays = [], [], []
+        plan = Plan(self.recipe.name, self.device, self.ranks)
         for number, phase in enumerate(self.recipe.phases):
-            later = self.recipe.phases[number + 1 :]
-            if isinstance(phase, Cache) and not phase.is_left_out(later):
-                caches += [self._cache(number, phase)] if self.teachers(number, phase) else []
+            if isinstance(phase, Cache):
+                left_out = phase.is_left_out(self.recipe.phases[number + 1 :])
+                if not left_out and self.teachers(number, phase):
+                    plan.caches.append(self._cache(number, phase))
             elif isinstance(phase, TrainingPhase):
                 alike: dict[tuple[str, ...], list[str]] = {}  # by the models that they start from
                 for outputs in phase.trainings:
                     starts = tuple(map(phase.start_of, outputs))
                     alike.setdefault(starts, []).append(training_name(outputs))
-                trained = [self._placed(number, phase, *group) for group in alike.items()]
-                jobs += trained
-                if isinstance(phase, Distil):
-                    pays += self._break_even(number, phase, trained[0])
-        models = [*{model.name: model for model in self._models.values()}.values()]
-        notes = [*dict.fromkeys([*self.notes, *self._model_notes()])]
-        return Plan(self.recipe.name, self.device, self.ranks, models, jobs, caches, pays, notes)
+                for starts, trainings in alike.items():
+                    job = self._job(number, phase, starts)
+                    plan.jobs.append(job.plan(trainings))
+                    plan.break_even.extend(self._break_even(job, plan.jobs[-1]))
+        plan.models.extend({model.name: model for model in self.models.values()}.values())
+        plan.notes.extend(dict.fromkeys([*self.notes, *self._model_notes()]))
+        return plan
 
     def _model_notes(self) -> Iterator[str]:
-        shipped = dict.fromkeys(one.reference for one in self._models.values() if one.shipped)
+        shipped = dict.fromkeys(one.reference for one in self.models.values() if one.shipped)
         if shipped:
             yield (
                 f"configurations that come with ds_distill are used for {', '.join(shipped)}: the "
                 "models' own could not be read"
             )
-        dtype = model_dtype(deepspeed_config(self._deepspeed, None, 1))
-        if dtype == torch.bfloat16 and not self.device.has_bf16:
+        if model_dtype(self.deepspeed()) == torch.bfloat16 and not self.device.has_bf16:
             yield (
-                f"{self.device.name} has no bf16, and deepspeed={self._deepspeed} computes in it: "
+                f"{self.device.name} has no bf16, and deepspeed={self.reference} computes in it: "
                 "it runs without tensor cores, or not at all. Use a config of fp16 or fp32."
             )
 
-    # ------------------------------------------------------------------------ what there is
+    # ---------------------------------------------------------------------------- trainings
 
-    def model(self, name: str, number: int) -> PlannedModel:
-        """The model `name` as phase `number` finds it: of the size of what it came from."""
-        task = self.recipe.task_of(self.recipe.phases[number])
-        found = model_at(self.recipe, name, number)
-        origin, rows = found.origin, found.vocabulary
-        key = origin, self.recipe.task_name(self.recipe.phases[number]), rows
-        if key not in self._models:
-            student = self.recipe.student if origin == "student" else None
-            given = student or self.recipe.teachers[origin]
-            assert given.model is not None
-            classes = len(self.labels(number)) or TASKS[task.type].outputs
-            self._models[key] = planned_model(
-                origin,
-                given.model,
-                revision=given.revision,
-                models_folder=self.recipe.models_folder,
-                student=student,
-                vocabulary=rows,
-                head=TASKS[task.type].heads[0],
-                classes=classes,
-            )
-        return self._models[key]
+    def _job(self, number: int, phase: TrainingPhase, starts: tuple[str, ...]) -> Job:
+        """Of trainings that differ in what they learn from alone. starts: the models of each.
 
-    def labels(self, number: int) -> list[str]:
-        """The labels of the task of phase `number`; none where it has no classes."""
-        return self._labels(self.recipe.task_name(self.recipe.phases[number]))
-
-    @cache  # noqa: B019  (a recipe's few tasks)
-    def _labels(self, task: str) -> list[str]:
-        try:
-            return label_names(self.recipe, self.recipe.tasks_by_name[task])
-        except UserError as error:
-            self.notes.append(
-                "the number of labels is neither in the recipe nor could it be read: 2 are "
-                f"assumed ({first_line(error)})"
-            )
-            return ["0", "1"]
-
-    @cache  # noqa: B019  (a recipe's few splits)
-    def _split(self, task: str, split: str) -> SplitFacts:
-        """What is known of a split's size."""
-        facts = split_facts(self.recipe, self.recipe.tasks_by_name[task], split)
-        if facts.why_not is not None:
-            self.notes.append(
-                f"split {split}: its examples could not be counted, so each is taken to be "
-                f"{facts.tokens:.0f} tokens long, and there is no total time ({facts.why_not})"
-            )
-        return facts
-
-    # -------------------------------------------------------------------------------- phases
-
-    def _placed(
-        self, number: int, phase: TrainingPhase, starts: Sequence[str], trainings: list[str]
-    ) -> JobPlan:
-        """Of trainings that differ in what they learn from alone. starts: of the models of each.
-
-        Raises UserError for a model that cannot be trained so."""
-        name = self.recipe.phase_names()[number]
-        job = self._job(number, phase, name, [self.model(start, number) for start in starts])
-        kinds: list[str | None] = ["live" if job.teachers else None]
-        kinds += ["cached"] if job.cache is not None else []
-        unable = [student for student in job.students if not student.can_checkpoint]
-        if phase.activation_checkpointing and unable:
-            model = f"{unable[0].reference} ({unable[0].config.model_type})"
-            raise UserError(
-                f"phases.{name}.activation_checkpointing=true: transformers cannot do it with "
-                f"{model}. Take it out."
-            )
-        others = [
-            job.placement(Choice(stage, kind, checkpointing))
-            for kind in kinds
-            for stage in stages_of(job.config)
-            for checkpointing in ((False,) if unable else (False, True))
-        ]
-        kind = phase.teachers if isinstance(phase, Distil) and job.teachers else None
-        own = Choice(zero_stage(job.config), kind, phase.activation_checkpointing)
-        steps, examples = phase.steps, job.split.examples
-        if steps is None and examples is not None:
-            if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
-                examples = count_chosen(self.recipe, name, phase, job.labels)
-            steps = -(-examples // phase.batch_size) * phase.epochs
-        return JobPlan(
-            name,
-            trainings,
-            job.micro_batch,
-            job.micro_steps,
-            self.recipe.task_of(phase).max_length,
-            job.split,
-            steps,
-            next(other for other in others if other.choice == own),
-            others,
-        )
-
-    def _job(
-        self, number: int, phase: TrainingPhase, name: str, students: list[PlannedModel]
-    ) -> Job:
-        """Of the phase `name`. Raises UserError for models that do not go together."""
+        Raises UserError for models that do not go together."""
+        students = [self.model(start, number) for start in starts]
         if len(students) > 1:
             configs = {f"teachers.{one.name}": one.config for one in students}
-            found = one_head_mistakes(f"phases.{name}.shared_head=true", configs)
-            refuse(found, self.recipe.location_of)
-        teachers, kept = {}, None
+            setting = f"phases.{self.steps[number].name}.shared_head=true"
+            refuse(one_head_mistakes(setting, configs), self.recipe.location_of)
+        teachers, cache = {}, None
         if isinstance(phase, Distil) and (teachers := self.teachers(number, phase)):
-            kept = self._cache_for(number, phase)
-        labels = self.labels(number)
-        split = self._split(self.recipe.task_name(phase), phase.split)
-        config = deepspeed_config(self._deepspeed, phase, self.ranks)
-        given = (self.recipe, phase, self.device, self.ranks, students, teachers, labels, split)
-        try:
-            return Job(*given, config, kept, *batch_shape(phase, self.ranks))
-        except ValueError as error:  # of a term: layers that the models do not have
-            raise UserError(f"{error}.", at=f"phases.{name}.losses") from error
+            cache = self._cache_for(number, phase)
+        return Job(self, number, phase, students, teachers, cache)
 
-    def teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
-        """Those of a phase that are models: what is in files is looked up."""
-        names = self.recipe.teachers_of(phase)
-        return {n: self.model(n, number) for n in names if n not in self.recipe.from_files}
-
-    def _cache(self, number: int, phase: Cache) -> CachePlan:
-        return cache_plan(
-            self.recipe,
-            self.recipe.phase_names()[number],
-            phase,
-            self.teachers(number, phase),
-            [self._split(self.recipe.task_name(phase), split) for split in phase.splits],
-            deepspeed_config(self._deepspeed, None, self.ranks),
-            self.device,
-            self.ranks,
-        )
-
-    def _break_even(self, number: int, phase: Distil, job: JobPlan) -> list[BreakEven]:
+    def _break_even(self, job: Job, plan: JobPlan) -> Iterator[BreakEven]:
         """Nothing where no cache can hold what the phase asks of its teachers, or none is a
         model."""
-        live, cached = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
-        kept = self._cache_for(number, phase)
-        if live is None or cached is None or kept is None:
-            return []
-        batch = job.micro_batch * job.micro_steps * self.ranks
-        building = batch / self._cache(number, kept).examples_per_second
+        live, cached = (plan.placement(kind, plan.chosen.choice) for kind in ("live", "cached"))
+        if live is None or cached is None or job.cache is None:
+            return
+        phase, examples = job.phase, plan.split.examples
+        batch = plan.micro_batch * plan.micro_steps * self.ranks
+        building = batch / self._cache(job.number, job.cache).examples_per_second
         epochs = phase.epochs
-        if phase.steps is not None and job.split.examples is not None:
-            epochs = round(phase.steps * phase.batch_size / job.split.examples)
-        steps = live.step.total, cached.step.total
-        return [BreakEven(job.phase, building, *steps, len(job.models) * epochs)]
+        if phase.steps is not None and examples is not None:
+            epochs = round(phase.steps * phase.batch_size / examples)
+        seconds = live.step.total, cached.step.total
+        yield BreakEven(plan.phase, building, *seconds, len(plan.models) * epochs)
+
+    # ------------------------------------------------------------------------------- caches
+
+    def _cache(self, number: int, phase: Cache) -> CachePlan:
+        """Of a phase that stands at a number, or could: teachers run one after the other, each
+        alone in memory."""
+        step, config, teachers = self.steps[number], self.deepspeed(), self.teachers(number, phase)
+        task, dtype, zero = step.task, model_dtype(config), self.zero(config, teachers)
+        splits = [self.split(step.task_name, split) for split in phase.splits]
+        one = Pass(1, task.max_length, task.row_share, dtype, self.device.is_gpu, fused=True)
+        packs = run_packed(self.recipe, teachers.values(), one)
+        given = phase.batch_size or (None if packs else PADDED_BATCH)
+        # The longest decide what is held, those of the mean length the time.
+        longest, usual = (
+            replace(one, examples=given or max(1, TOKENS_PER_CALL // length), length=length)
+            for length in (task.max_length, round(max(split.tokens for split in splits)))
+        )
+        most, per_batch, each = 0, 0.0, float(_KEY)
+        for name, model in teachers.items():
+            numels = {name: model.numels()}
+            held = inference_states(numels, zero).total + teacher_memory(model, longest).here
+            most = max(most, held)
+            per_batch += pass_seconds(model, usual, self.device)
+            sent = sent_by_teachers(numels, zero, 1)
+            per_batch += communication_seconds(sent, self.ranks, self.device)
+            sizes = model.width, model.classes, model.config.vocab_size
+            each += phase.example_bytes(task, *sizes, usual.length)
+        rate = self.ranks * usual.examples / per_batch / task.variants
+        known = [split.examples for split in splits if split.examples is not None]
+        examples = sum(known) if len(known) == len(splits) else None
+        return CachePlan(
+            phase=step.name,
+            bytes_per_example=each,
+            examples=examples,
+            bytes=None if examples is None else round(examples * each),
+            examples_per_second=rate,
+            build_seconds=None if examples is None else examples / rate,
+            memory=most,
+            fits=most <= self.device.usable,
+        )
 
     def _cache_for(self, number: int, phase: Distil) -> Cache | None:
         """The cache phase that a phase would read: one of the recipe, or one that could stand
         before it; None where `check` refuses each."""
-        before = self.recipe.phases[:number]
         reads = phase.model_copy(update={"teachers": "cached"})
-        step = steps(_with_phases(self.recipe, [*before, reads]))[number]
+        before = self.recipe.phases[:number]
+
+        def reading(*phases: PhaseSettings) -> Recipe:
+            return self.recipe.model_copy(update={"phases": [*before, *phases, reads]})
+
+        step = steps(reading())[number]
         needs = [part.all_needs() for _, part in phase.parts()]
         hidden = {layer for one in needs for layer in one.states}
         if step.fitted_states and any(one.fitted_states for one in needs):
             hidden.add(-1)
-        made = [
+        made = (
             Cache(
                 splits=[phase.split],
                 task=phase.task,
                 follow=phase.followed,
                 hidden=sorted(hidden),
-                codec=codec(temperature=phase.temperature),
+                codec=codec.model_validate({"temperature": phase.temperature}),
             )
-            for codec in (Compact, Dense)
-        ]
-        for kept in (*(one for _, one in step.caches(phase.split)), *made):
-            if not _mistakes(_with_phases(self.recipe, [*before, kept, reads])):
-                return kept
-        return None
+            for codec in CODECS.values()
+        )
+        found = (*(one for _, one in step.caches(phase.split)), *made)
+        return next((kept for kept in found if not any(_mistakes(reading(kept)))), None)
 
 
-def _mistakes(recipe: Recipe) -> list[Mistake]:
+def _mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What `check` finds before it reads models and data, of phases alone."""
-    return [*phase_mistakes(recipe), *expanded_mistakes(recipe, {}, {})]
-
-
-def _with_phases(recipe: Recipe, phases: Sequence[PhaseSettings]) -> Recipe:
-    return recipe.model_copy(update={"phases": phases})
+    yield from phase_mistakes(recipe)
+    yield from expanded_mistakes(recipe, {}, {})

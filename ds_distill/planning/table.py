@@ -10,23 +10,18 @@ from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
 from ds_distill.planning.units import GIB, amount, duration, gib, rate
 from ds_distill.tables import Table
 
+CACHED = "cached teachers"
+
 MOSTLY_WAITS = 0.5
 """Of a step's time, below which a plan says that the GPU waits for Python."""
 
 
 def _cells(one: Placement) -> dict[str, str]:
     """Of a row, by column: what is held, in GiB, the largest micro-batch, and a step's time."""
-    states, micro_batch = one.states, one.largest_micro_batch
-    held = {
-        "teachers": sum(states.teachers.values()),
-        "student": states.student,
-        "gradients": states.gradients,
-        "optimizer": states.optimizer,
-        "buffers": states.buffers,
-        "activations": one.activations,
-        "logits": one.head,
-        "signals": one.signals,
-    }
+    states, micro_batch = asdict(one.states), one.largest_micro_batch
+    teachers = sum(states.pop("teachers").values())
+    beside = {"activations": one.activations, "logits": one.head, "signals": one.signals}
+    held = {"teachers": teachers, **states, **beside}
     return {
         **{name: gib(size) for name, size in held.items()},
         "total": gib(one.total) + ("" if one.fits else "!"),
@@ -126,14 +121,14 @@ def _name(choice: Choice, mark: str) -> str:
     return f"{mark} {teachers}stage {choice.stage}{', checkpointing' * choice.checkpointing}"
 
 
-def _break_even(pays: BreakEven) -> str:
-    faster = f"A step with live teachers takes {pays.live_of_cached:.1f} times as long"
-    if pays.passes == float("inf"):
-        return f"Cache for {pays.phase}: does not pay. {faster}."
-    verdict = "pays" if pays.in_recipe > pays.passes else "does not pay"
+def _break_even(one: BreakEven) -> str:
+    faster = f"A step with live teachers takes {one.live_of_cached:.1f} times as long"
+    if one.passes is None:
+        return f"Cache for {one.phase}: does not pay. {faster}."
+    verdict = "pays" if one.pays(one.live - one.cached) else "does not pay"
     return (
-        f"Cache for {pays.phase}: {verdict}. {faster} as from a cache; building it "
-        f"costs {pays.passes:.1f} passes over the split, and the recipe makes {pays.in_recipe}."
+        f"Cache for {one.phase}: {verdict}. {faster} as from a cache; building it "
+        f"costs {one.passes:.1f} passes over the split, and the recipe makes {one.in_recipe}."
     )
 
 
@@ -156,7 +151,7 @@ def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
     ways = {
         "whole teachers on each GPU": _best(job, "live", (0, 1, 2)),
         "sharded teachers": _best(job, "live", (3,)),
-        "cached teachers": _best(job, "cached", (0, 1, 2, 3)),
+        CACHED: _best(job, "cached", (0, 1, 2, 3)),
     }
     fitting = {way: one for way, one in ways.items() if one is not None and one.fits}
     if not fitting:
@@ -164,19 +159,15 @@ def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
             f"{job.phase}: nothing fits. Take larger GPUs or more of them, smaller micro-batches, "
             f"or smaller models. {_each(ways)}."
         )
-    cached = fitting.pop("cached teachers", None)
-    fastest = min(fitting, key=lambda way: fitting[way].step.total, default=None)
-    saved = 0.0  # seconds of a step
-    if cached is not None and fastest is not None:
-        saved = fitting[fastest].step.total - cached.step.total
-    if cached is not None and (
-        fastest is None or (pays and pays.in_recipe > pays.passes_saving(saved))
-    ):
-        taken, why, one = "cached teachers", "", cached
-    else:
-        assert fastest is not None
-        taken, one = fastest, fitting[fastest]
-        why = "" if cached is None else ", because a cache does not pay"
+    cached, why = fitting.pop(CACHED, None), ""
+    taken = min(fitting, key=lambda way: fitting[way].step.total, default=CACHED)
+    if cached is not None and fitting:
+        if pays and pays.pays(fitting[taken].step.total - cached.step.total):
+            taken = CACHED
+        else:
+            why = ", because a cache does not pay"
+    one = ways[taken]
+    assert one is not None
     return f"{job.phase}: take {taken}, at stage {one.choice.stage}{why}. {_each(ways)}."
 
 
@@ -184,12 +175,8 @@ def _best(job: JobPlan, teachers: str, stages: tuple[int, ...]) -> Placement | N
     """The fastest that fits, or the smallest where none does; with activation checkpointing as the
     recipe has it."""
     checkpointing = job.chosen.choice.checkpointing
-    found = [
-        one
-        for one in job.others
-        if (one.choice.teachers, one.choice.checkpointing) == (teachers, checkpointing)
-        and one.choice.stage in stages
-    ]
+    wanted = [Choice(stage, teachers, checkpointing) for stage in stages]
+    found = [one for one in job.others if one.choice in wanted]
     fitting = [one for one in found if one.fits]
     if fitting:
         return min(fitting, key=lambda one: (one.step.total, one.total))

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import (
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 _ATEN = torch.ops.aten
@@ -26,19 +22,13 @@ _MOVES_NOTHING = {_ATEN.detach, _ATEN._unsafe_view}
 """Operations that give another view of their input, though they do not say so."""
 
 
-def _attention(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
-
-
-_FUSED_FLOPS: dict[Any, Callable[..., int]] = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+_KNOWN_AS = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _ATEN._scaled_dot_product_flash_attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ),
 }
-"""What torch's counter leaves out of fused attention: it knows that of GPUs alone."""
+"""Of fused attention torch's counter knows that of GPUs alone."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +116,7 @@ class Trace(TorchDispatchMode):
 
 
 def _flops(kernel: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    if kernel in _FUSED_FLOPS:
-        return _FUSED_FLOPS[kernel](*args, **kwargs)
-    count = flop_registry.get(kernel)
+    count = flop_registry.get(_KNOWN_AS.get(kernel, kernel))
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 

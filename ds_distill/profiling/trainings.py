@@ -183,15 +183,16 @@ def flops_of(model: PlannedModel, trains: bool) -> Callable[[Amount], float]:
     """
     masked = model.classes is None
 
-    def flops(length: int, rows: int = _EXAMPLES) -> float:
-        own = rows if masked else None
-        one = Pass(_EXAMPLES, length, own, torch.float32, trains, fused=False, mask_bytes=None)
+    def flops(length: int, rows: int = 1) -> float:
+        """Of one example with so many rows."""
+        share = rows / length if masked else None
+        one = Pass(_EXAMPLES, length, share, torch.float32, False, fused=False, trains=trains)
         return cost(model, one).flops / _EXAMPLES
 
     lengths = (16, 32, 48)
     at = np.array([[1, length, length**2] for length in lengths])
     example, token, square = np.linalg.solve(at, [flops(length) for length in lengths])
-    row = flops(lengths[0], 2 * _EXAMPLES) - flops(lengths[0]) if masked else 0.0
+    row = flops(lengths[0], 2) - flops(lengths[0]) if masked else 0.0
     terms = np.array([example - row, token, square, row])
     return lambda amount: float(terms @ astuple(amount))
 

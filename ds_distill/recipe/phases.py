@@ -434,6 +434,24 @@ class Cache(FollowingPhase):
     """Examples per rank and teacher call. Default: 64, or of a teacher that runs without
     padding as many as have 32,768 tokens together."""
 
+    def example_bytes(
+        self, task: TaskSettings, width: int, classes: int | None, vocabulary: int, length: float
+    ) -> float:
+        """About how many bytes a teacher's signals on one example take, for the plan.
+
+        width: of its states. classes: None over a vocabulary. length: tokens of the example.
+        """
+        size = 4 if self.dtype == "float32" else 2
+        rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
+        if task.ragged:
+            # Of each window a start and an end, over as many tokens as it may have.
+            rows, row = 2.0, float(task.max_length * size)
+        elif classes is not None:
+            row = float(classes * size)
+        else:
+            row = self.codec.row_bytes(vocabulary, size)
+        return (row + len(self.hidden) * width * size) * rows
+
     def is_left_out(self, later: Iterable[PhaseSettings]) -> bool:
         """Whether the phase does nothing, given those after it."""
         return self.only_if_read and not any(other.cached_split in self.splits for other in later)

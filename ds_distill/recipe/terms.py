@@ -45,6 +45,10 @@ class TermSettings(Part):
         piece, so that they are never whole."""
         return False
 
+    def without_examples(self) -> Self:
+        """As a plan needs it, which counts no examples of a class."""
+        return self
+
     def labels_named(self) -> dict[str, list[str]]:
         """By key: labels that must be the task's."""
         return {}
@@ -107,6 +111,9 @@ class CrossEntropyLoss(TermSettings):
     """What the classes count: `balanced`, each class as much as any other however few examples it
     has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
     the examples that the phase trains on, so that the loss keeps its scale. Default: all alike."""
+
+    def without_examples(self) -> Self:
+        return self.model_copy(update={"class_weights": None})
 
     def labels_named(self) -> dict[str, list[str]]:
         named = self.class_weights

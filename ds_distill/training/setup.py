@@ -130,22 +130,10 @@ def terms_of(
     configs = {
         reference.name: load_config(reference.model, reference.revision) for reference in teachers
     }
-    widths = {name: config.hidden_size for name, config in configs.items()}
-    depths = {name: config.num_hidden_layers for name, config in configs.items()}
     counts = examples.class_counts(len(run.labels)).tolist() if run.labels else []
     torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
-    return build_terms(
-        settings.losses,
-        TermInputs(
-            model.config.hidden_size,
-            widths,
-            model.config.num_hidden_layers,
-            depths,
-            run.labels,
-            counts,
-            run.recipe.seed,
-        ),
-    )
+    inputs = TermInputs.of(model.config, configs, run.labels, counts, run.recipe.seed)
+    return build_terms(settings.losses, inputs)
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:

@@ -10,12 +10,12 @@ from transformers import AutoConfig, BertForMaskedLM
 from ds_distill.data.masking import _with_every_token
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.planning import planner as planning
+from ds_distill.planning import facts as planning
+from ds_distill.planning.facts import SplitFacts
 from ds_distill.planning.gpus import find_device
 from ds_distill.planning.models import shipped_configs
 from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
-from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.reads import TOKENS
 from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch

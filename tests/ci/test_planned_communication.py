@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from passes import planned as planned_model
 from ranks import run_ranks
 from transformers import BertConfig
 
@@ -12,7 +13,6 @@ from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
 from ds_distill.planning.memory import Zero
-from ds_distill.planning.models import planned_model
 from ds_distill.planning.times import sent_in_training
 from ds_distill.recipe.terms import losses_of
 
@@ -40,9 +40,7 @@ CASES = [
 
 
 def planned(folder, case, ranks):
-    student, teacher = (
-        planned_model(part, str(folder / part), classes=4) for part in ("student", "teacher")
-    )
+    student, teacher = (planned_model(folder / part, 4) for part in ("student", "teacher"))
     terms = build_terms(losses_of({"kl": {}}), TermInputs(128))
     _, groups = weight_groups(Bundle(student.build(device="cpu"), {}, terms))
     trained = [[weight.numel() for weight in group.weights] for group in groups]

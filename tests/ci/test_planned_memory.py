@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from passes import planned as planned_model
 from ranks import run_ranks
 from transformers import BertConfig, DebertaV2Config, RobertaConfig
 
@@ -12,7 +13,6 @@ from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
 from ds_distill.planning.memory import Zero, training_states
-from ds_distill.planning.models import planned_model
 from ds_distill.recipe.terms import losses_of
 
 HERE = Path(__file__).parents[1] / "distributed"
@@ -60,9 +60,7 @@ def held(request, folder):
 
 
 def planned(folder, name, stage, live, resident, ranks):
-    student, teacher = (
-        planned_model(part, str(folder / name / part), classes=4) for part in ("student", "teacher")
-    )
+    student, teacher = (planned_model(folder / name / part, 4) for part in ("student", "teacher"))
     losses = build_terms(losses_of({"kl": {}}), TermInputs(128))
     _, groups = weight_groups(Bundle(student.build(device="cpu"), {}, losses))
     trained = [[weight.numel() for weight in group.weights] for group in groups]

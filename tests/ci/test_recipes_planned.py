@@ -7,9 +7,9 @@ import transformers as tr
 from passes import untraced
 
 from ds_distill.errors import UserError
+from ds_distill.planning.facts import SplitFacts
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.table import plan_text
 from ds_distill.recipe import builtin_recipes, load_recipe
 
@@ -24,9 +24,9 @@ LIVE_ALONE = {
 def test_each_recipe_is_planned_live_and_cached(name, monkeypatch, tmp_path):
     """Answered, or refused in a sentence: some ended in tracebacks. Sizes alone, for one GPU."""
     untraced(monkeypatch)
-    module = "ds_distill.planning.planner"
+    module = "ds_distill.planning.facts"
     monkeypatch.setattr(f"{module}.split_facts", lambda r, t, split: SplitFacts(split, 1000, 20.0))
-    monkeypatch.setattr(f"{module}.count_chosen", lambda *given: 500)
+    monkeypatch.setattr(f"{module}.Facts.chosen", lambda *given: 500)
     names = {n for n, phase in load_recipe(name).named_phases() if phase.kind == "distil"}
     more = []
     if name == "mobilebert":  # its teacher is a user's own

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from passes import untraced
 
+from ds_distill.planning.facts import SplitFacts
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.memory import States
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
 from ds_distill.planning.planner import Planner
-from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.table import advice, plan_text
 from ds_distill.planning.times import StepTime
 from ds_distill.planning.units import GIB

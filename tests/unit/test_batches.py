@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    BertConfig,
     BertTokenizer,
 )
 
@@ -41,7 +40,6 @@ from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy, Seen
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packing import packed_attention
-from ds_distill.planning.caches import example_bytes
 from ds_distill.process import activity as progress
 from ds_distill.process.activity import counted_by
 from ds_distill.reads import Reads
@@ -524,6 +522,6 @@ def test_what_a_cache_takes_is_planned():
     config, phase = AutoConfig.for_model("bert", hidden_size=8), Cache(splits="train", hidden=[-1])
     schema = ExtractiveQAKind(task, []).signal_schema(phase, config, lambda _: None, None)
     sizes = [size for size in schema.items.values() if size is not None]
-    assert example_bytes(phase, task, config, 2, 50.0) == 2 * sum(sizes)
+    assert phase.example_bytes(task, 8, 2, 30522, 50.0) == 2 * sum(sizes)
     spans, phase = CharacterSpans(data={"path": "data"}), Cache(splits="train", dtype="float32")
-    assert example_bytes(phase, spans, BertConfig(), 2, 100) == 0.75 * 100 * 2 * 4
+    assert phase.example_bytes(spans, 768, 2, 30522, 100) == 0.75 * 100 * 2 * 4

@@ -8,20 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 from kinds import jsonl
+from passes import planned as planned_model
 from passes import untraced
 from runs import command_line, written
-from transformers import AutoConfig
 
 from ds_distill.errors import UserError
+from ds_distill.planning import facts as planning
 from ds_distill.planning import models
-from ds_distill.planning import planner as planning
-from ds_distill.planning.caches import example_bytes
+from ds_distill.planning.facts import SplitFacts, split_facts
 from ds_distill.planning.gpus import GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, inference_states, training_states
-from ds_distill.planning.models import planned_model, shipped_configs
+from ds_distill.planning.models import shipped_configs
 from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
-from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.table import plan_text
 from ds_distill.planning.units import GIB, rate
 from ds_distill.recipe import load_recipe
@@ -166,10 +165,10 @@ def test_teachers_that_are_files_alone_are_neither_live_nor_cached(tmp_path, tea
 def test_a_row_of_a_codec_takes_what_was_measured():
     """`codec.threshold` was not looked at, and a sweep was refused for a disk that was large
     enough."""
-    task, config = MaskedLM(data=Data(path="x")), AutoConfig.for_model("bert")
+    task = MaskedLM(data=Data(path="x"))
 
     def row_bytes(rows, **codec):
-        return example_bytes(Cache(splits="train", codec=codec), task, config, None, rows)
+        return Cache(splits="train", codec=codec).example_bytes(task, 768, None, 30522, rows)
 
     results = Path(__file__).parents[1] / "results" / "codecs.json"
     measured = json.loads(results.read_text())["temperatures"]
@@ -309,6 +308,19 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path, padding):
     assert every.head > 4 * masked.head
 
 
+@pytest.mark.parametrize(("gpu", "trained"), [("cpu", False), ("l4", True)])
+def test_what_is_trained_on_a_cpu_has_the_plain_attention(tmp_path, monkeypatch, gpu, trained):
+    passes, plain = [], models._traced
+
+    def traced(model: Any, layers: int, of: models.Pass) -> Any:
+        passes.append((of.trains, of.fused))
+        return plain(model, layers, of)
+
+    monkeypatch.setattr(models, "_traced", traced)
+    planned(tmp_path, gpu=gpu)
+    assert {*passes} == {(True, trained), (False, True)}
+
+
 def test_inputs_of_attention_stay_beside_what_is_computed_again(tmp_path):
     """Of a teacher that is as large as the student."""
     parts = distilled({"kl": {}, "relation_kl": {"layers": {1: 1}}})
@@ -399,7 +411,7 @@ def test_weights_that_rest_are_groups_of_their_own(tmp_path):
     parts = distilled(losses, task=CLASSES, teachers="live", keep="last")
     parts["teachers"] = dict.fromkeys(("one", "two"), LARGER)
     [job] = planned(tmp_path, "deepspeed=zero1_fp32", gpus=3, **parts).jobs
-    model = planned_model("tiny", str(shipped_configs()[TINY]), classes=3).build()
+    model = planned_model(shipped_configs()[TINY], 3).build()
     numels = Counter({(True, "projections"): 2 * 128 * 256})
     for name, weight in model.named_parameters():
         part = "head" if name.startswith(("bert.pooler", "classifier")) else "encoder"

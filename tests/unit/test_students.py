@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ds_distill.errors import UserError
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, keep_layers, load_model
 from ds_distill.models.student import RESIZED, TRUNCATED, student_of
-from ds_distill.planning.models import planned_model
+from ds_distill.planning.models import PlannedModel
 from ds_distill.recipe.schema import Sizes, Student
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -50,9 +50,7 @@ def check_resized(family, tmp_path):
     one.save_pretrained(tmp_path)
     loaded = tr.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(loaded(**inputs).logits, wanted)
-    given.save_pretrained(tmp_path / "given")
-    how = {"student": student(**SIZES), "head": MASKED_LM, "classes": None}
-    planned = planned_model("student", str(tmp_path / "given"), **how)
+    planned = PlannedModel("student", "m", config, False, MASKED_LM, None)
     assert planned.parameters == sum(weight.numel() for weight in one.parameters())
 
 
