@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, cast
 
@@ -43,6 +44,13 @@ def takes_flashdeberta(config: PreTrainedConfig) -> bool:
         is_packed_deberta(config)
         and config.hidden_size // config.num_attention_heads in FLASHDEBERTA_WIDTHS
     )
+
+
+def has_flashdeberta(config: PreTrainedConfig) -> bool:
+    """Whether it is a model's attention on a GPU; where there is none, the package is taken to be
+    installed where the GPUs are."""
+    is_there = find_spec("flashdeberta") is not None or not torch.cuda.is_available()
+    return is_there and takes_flashdeberta(config)
 
 
 def padded_inputs(model: PreTrainedModel, view: PaddedView) -> dict[str, torch.Tensor]:

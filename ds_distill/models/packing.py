@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 from importlib.metadata import version
-from importlib.util import find_spec
 
 import torch
 import transformers
@@ -23,7 +22,7 @@ from ds_distill.models.configuration import MASKED_LM_FAMILIES, is_packed_debert
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.layers import cut_to_layers
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, TAGGER, seeded
-from ds_distill.models.packed import ATTENTION, takes_flashdeberta
+from ds_distill.models.packed import ATTENTION, has_flashdeberta
 from ds_distill.reads import Reads
 from ds_distill.views import PackedView, PaddedView, View
 
@@ -72,8 +71,7 @@ def packed_backend(config: PreTrainedConfig, device: torch.device, *, half: bool
     if device.type != "cuda" or not half:
         return "example by example"
     if config.model_type == "deberta-v2":
-        takes = find_spec("flashdeberta") is not None and takes_flashdeberta(config)
-        return f"flashdeberta {version('flashdeberta')}" if takes else None
+        return f"flashdeberta {version('flashdeberta')}" if has_flashdeberta(config) else None
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # FlashAttention refuses others (torch's flash_api.cpp, mha_varlen_fwd).
     takes = torch.cuda.get_device_capability(device) >= (8, 0) and width % 8 == 0 and width <= 256

@@ -6,18 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-
-import torch
-from transformers import PreTrainedConfig
 
 from ds_distill.losses.logits import is_large
-from ds_distill.models.packed import takes_flashdeberta
+from ds_distill.models.packed import has_flashdeberta
 from ds_distill.models.packing import takes_packed
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 from ds_distill.recipe import Recipe
-from ds_kernels._projections import KEEP_BYTES, LOGIT_BYTES
+from ds_kernels._projections import fits, held_by_cross_entropy, held_by_kl
 
 _SMALLEST = 64
 """Examples from which on a peak grows evenly. Below, the gradient of the embeddings or the head can
@@ -88,54 +84,34 @@ class Head:
 
     def peak(self, student: PlannedModel, one: Pass) -> int:
         """Of logits and their derivatives, beside the activations of a student's pass."""
-        chunked, dense = self._chunked_bytes(one), self.of_dense(one)
+        dense, chunks = self.of_dense(one), replace(one, row_share=self.chunked_share)
+        chunked = held_by_kl(*self._sizes(chunks)) if self.chunked else 0
         if not self.dense:
             return chunked
-        if self.recomputes and is_large(dense.rows, self.vocabulary, _kind(one)):
+        if self.recomputes and is_large(dense.rows, self.vocabulary, one.device):
             # One after the other, with one gradient of the weight.
-            return max(self._recomputed_bytes(dense), chunked)
+            return max(held_by_cross_entropy(*self._sizes(dense)), chunked)
         body = cost(student, replace(dense, logits=False)).peak
         return max(cost(student, dense).peak - body, 0) + chunked
 
-    def _chunked_bytes(self, one: Pass) -> int:
-        """What the chunked term holds at its peak."""
-        if not self.chunked:
-            return 0
-        rows, kind = replace(one, row_share=self.chunked_share).rows, _kind(one)
-        logits = min(rows * 8 * self.vocabulary, LOGIT_BYTES[kind])
-        derivatives = rows * self.vocabulary * one.dtype.itemsize
-        if derivatives > KEEP_BYTES[kind]:
-            derivatives = logits // 8 * one.dtype.itemsize
-        return logits + derivatives + 4 * self.vocabulary * self.widths[0]
-
-    def _recomputed_bytes(self, one: Pass) -> int:
-        """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
-        sum of the weight's gradient, and of 16 bits what is made of both."""
-        numbers = min(one.rows * self.vocabulary, LOGIT_BYTES[_kind(one)] // 8)
-        numbers += self.vocabulary * self.widths[0]
-        size = one.dtype.itemsize
-        return (4 + size if size < 4 else size) * numbers
+    def _sizes(self, one: Pass) -> tuple[int, int, int, int, str]:
+        return one.rows, self.vocabulary, self.widths[0], one.dtype.itemsize, one.device
 
     def chunked_cost(self, one: Pass) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
         more where the derivatives are too large to be stored."""
-        if not self.chunked:
-            return Cost()
-        rows, size = replace(one, row_share=self.chunked_share).rows, one.dtype.itemsize
-        again = rows * self.vocabulary * size > KEEP_BYTES[_kind(one)]
         calls: Counter[tuple[int, int]] = Counter()
+        if not self.chunked:
+            return Cost(calls)
+        rows, size = replace(one, row_share=self.chunked_share).rows, one.dtype.itemsize
+        forward = 1 if fits(rows, self.vocabulary, size, one.device) else 2
         logits = 4 * rows * self.vocabulary
         for width in self.widths:
             weight = size * self.vocabulary * width
-            calls[2 * rows * width * self.vocabulary, logits + weight] += 2 if again else 1
+            calls[2 * rows * width * self.vocabulary, logits + weight] += forward
         calls[2 * rows * self.widths[0] * self.vocabulary, logits] += 2
         calls[0, 6 * logits] += 1  # softmax of both and the derivative
         return Cost(calls)
-
-
-def _kind(one: Pass) -> str:
-    """Of the device, as torch calls it."""
-    return "cuda" if one.on_gpu else "cpu"
 
 
 def student_memory(student: PlannedModel, one: Pass, head: Head | None) -> tuple[Growth, Growth]:
@@ -156,13 +132,6 @@ def teacher_memory(teacher: PlannedModel, one: Pass, together: int = 1) -> Growt
         return peak
     several = replace(held, examples=together * one.examples, logits=False)
     return replace(peak, here=max(peak.here, cost(teacher, several).peak))
-
-
-def has_flashdeberta(config: PreTrainedConfig) -> bool:
-    """Whether flashdeberta is a teacher's attention on a GPU; on another machine it is taken to be
-    installed."""
-    is_there = find_spec("flashdeberta") is not None or not torch.cuda.is_available()
-    return is_there and takes_flashdeberta(config)
 
 
 def run_packed(recipe: Recipe, teachers: Iterable[PlannedModel], one: Pass) -> bool:

@@ -13,13 +13,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_encoder, load_config
@@ -114,6 +109,7 @@ class PlannedModel:
     def _whole(self) -> PreTrainedModel:
         return self.build()
 
+    @cache  # noqa: B019  (likewise)
     def numels(self) -> list[int]:
         """The elements of each of its parameters."""
         return [parameter.numel() for parameter in self._whole().parameters()]
@@ -126,6 +122,7 @@ class PlannedModel:
         counts = {"embeddings": _numel(block), "layers": _numel(body) - _numel(block)}
         return {**counts, "head": _numel(model) - _numel(body)}
 
+    @cache  # noqa: B019  (likewise)
     def layer_numel(self) -> int:
         """Elements of its largest layer."""
         return max(map(_numel, layers_of(self._whole())), default=0)
@@ -175,6 +172,11 @@ class Pass:
     """Whether a masked-LM's logits [rows, V] are made; else its head's features alone."""
     flashdeberta: bool = False
     """Whether DeBERTa's attention is flashdeberta's, which makes no maps either."""
+
+    @property
+    def device(self) -> str:
+        """As torch calls it."""
+        return "cuda" if self.on_gpu else "cpu"
 
     @property
     def rows(self) -> int:
@@ -257,7 +259,7 @@ def _run(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
         loss.sum().backward()
 
 
-def _drop_gradient(parameter: torch.Tensor) -> None:
+def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
@@ -266,13 +268,8 @@ def _numel(module: nn.Module) -> int:
 
 
 def _fused(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any
+) -> tuple[Tensor, None]:
     """Attention in one kernel, which keeps its inputs, output and a number per row for the backward
     pass. That of torch for a CPU stands for all of this kind: shapes are all that counts here."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -280,17 +277,12 @@ def _fused(
 
 
 def _flashdeberta(
-    module: Any,
-    hidden: torch.Tensor,
-    mask: torch.Tensor,
-    *others: Any,
-    rel_embeddings: torch.Tensor,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
+    module: Any, hidden: Tensor, *others: Any, rel_embeddings: Tensor, **options: Any
+) -> tuple[Tensor, None]:
     """The same for what `ds_distill.models.packed_deberta` computes."""
     heads = module.num_attention_heads
 
-    def split(projection: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def split(projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (heads, -1)).transpose(-2, -3)
 
     query, key = split(module.query_proj, hidden), split(module.key_proj, hidden)
@@ -298,13 +290,12 @@ def _flashdeberta(
     table = rel_embeddings[: 2 * module.pos_ebd_size]
     # Kept, as a frozen teacher's are.
     module.positions = split(module.query_proj, table), split(module.key_proj, table)
-    context, _ = _fused(module, query, key, value, mask)
-    return context.flatten(2), None
+    return _fused(module, query, key, value)[0].flatten(2), None
 
 
 def _no_mask(*arguments: Any, **options: Any) -> None:
     return None
 
 
-AttentionInterface.register(FUSED, _fused)
-AttentionMaskInterface.register(FUSED, _no_mask)
+transformers.AttentionInterface.register(FUSED, _fused)
+transformers.AttentionMaskInterface.register(FUSED, _no_mask)

@@ -145,6 +145,7 @@ class Plan:
             more = {"total": one.total, "fits": one.fits, "step_seconds": one.step.total}
             return {**asdict(one), **more}
 
+        shown = "phase", "live_of_cached", "passes", "in_recipe"
         return {
             **asdict(replace(self, models=[], jobs=[], break_even=[])),
             "models": {
@@ -161,13 +162,5 @@ class Plan:
                 | {"chosen": placed(job.chosen), "others": [*map(placed, job.others)]}
                 for job in self.jobs
             ],
-            "break_even": [
-                {
-                    "phase": one.phase,
-                    "live_of_cached": one.live_of_cached,
-                    "passes": one.passes,
-                    "in_recipe": one.in_recipe,
-                }
-                for one in self.break_even
-            ],
+            "break_even": [{key: getattr(one, key) for key in shown} for one in self.break_even],
         }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from ds_distill.planning.gpus import OF_LINKS, OF_MEMORY, OF_PRODUCTS
-from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
+from ds_distill.planning.models import PlannedModel
+from ds_distill.planning.plan import BreakEven, CachePlan, Choice, JobPlan, Placement, Plan
 from ds_distill.planning.units import GIB, amount, duration, gib, rate
 from ds_distill.tables import Table
 
@@ -35,40 +36,26 @@ def plan_text(plan: Plan, every: bool = False) -> str:
 
     every: all ways of running each phase, not only the recipe's, which `*` marks then.
     """
-    return "\n".join(_lines(plan, every)) + "\n"
+    return "\n\n".join("\n".join(block) for block in _blocks(plan, every)) + "\n"
 
 
-def _lines(plan: Plan, every: bool) -> Iterator[str]:
+def _blocks(plan: Plan, every: bool) -> Iterator[Iterable[str]]:
+    """Lines; an empty one stands between two blocks."""
     device = plan.device
-    yield from advice(plan)
-    yield (
+    title = (
         f"{plan.recipe}: {plan.ranks} x {device.name}, {device.memory / GIB:.1f} GiB each, of "
         f"which {device.usable / GIB:.1f} are counted on; GiB per rank"
     )
-    yield ""
-    for model in plan.models:
-        parts = ", ".join(f"{part} {count / 1e6:.1f}" for part, count in model.parts().items())
-        yield f"  {model.name:<12} {model.parameters / 1e6:7.1f} M parameters ({parts})"
+    yield *advice(plan), title
+    yield map(_model, plan.models)
     for job in plan.jobs:
-        yield from _job(job, every)
+        yield _job(job, every)
     if not every and any(len(job.others) > 1 for job in plan.jobs):
-        yield ""
-        yield "Other stages, teachers live or cached, activation checkpointing: --all."
-    for cache in plan.caches:
-        yield ""
-        yield f"Phase {cache.phase}: {cache.memory / GIB:.2f} GiB per rank{_warning(cache.fits)}"
-        size = f"{cache.bytes_per_example:,.0f} bytes per example"
-        if cache.bytes is not None:
-            size += f", {amount(cache.bytes)} in all"
-        speed = f"{rate(cache.examples_per_second)} examples/s"
-        if cache.build_seconds is not None:
-            speed += f", {duration(cache.build_seconds)}"
-        yield f"  {size}; to build it: {speed}"
+        yield ["Other stages, teachers live or cached, activation checkpointing: --all."]
+    yield from map(_cache, plan.caches)
     for pays in plan.break_even:
-        yield ""
-        yield _break_even(pays)
-    yield ""
-    yield (
+        yield [_break_even(pays)]
+    assumed = (
         f"Times are estimates: {OF_PRODUCTS:.0%} of {device.half_flops / 1e12:,.3g} TFLOP/s "
         f"(16 bit) in matrix products, {OF_MEMORY:.0%} of {device.bandwidth / 1e9:,.0f} GB/s "
         f"elsewhere, {device.launch * 1e6:.0f} us per kernel, nothing overlapping "
@@ -76,42 +63,51 @@ def _lines(plan: Plan, every: bool) -> Iterator[str]:
         f"machine, and of {device.cards} x {device.network / 1e9:,.4g} GB/s between machines of "
         f"{device.per_machine}."
     )
-    if not device.is_gpu:
-        yield "Note: this is a plan for this machine's CPU; --gpu h100, or another, is for a GPU."
-    for note in plan.notes:
-        yield f"Note: {note}."
+    on_cpu = "this is a plan for this machine's CPU; --gpu h100, or another, is for a GPU"
+    notes = [*plan.notes] if device.is_gpu else [on_cpu, *plan.notes]
+    yield assumed, *(f"Note: {note}." for note in notes)
+
+
+def _model(model: PlannedModel) -> str:
+    parts = ", ".join(f"{part} {count / 1e6:.1f}" for part, count in model.parts().items())
+    return f"  {model.name:<12} {model.parameters / 1e6:7.1f} M parameters ({parts})"
+
+
+def _cache(cache: CachePlan) -> Iterator[str]:
+    yield f"Phase {cache.phase}: {cache.memory / GIB:.2f} GiB per rank{_warning(cache.fits)}"
+    size = f"{cache.bytes_per_example:,.0f} bytes per example"
+    speed = f"{rate(cache.examples_per_second)} examples/s"
+    if cache.bytes is not None and cache.build_seconds is not None:
+        size += f", {amount(cache.bytes)} in all"
+        speed += f", {duration(cache.build_seconds)}"
+    yield f"  {size}; to build it: {speed}"
 
 
 def _job(job: JobPlan, every: bool) -> Iterator[str]:
     steps = f" x {job.micro_steps}" if job.micro_steps > 1 else ""
-    yield ""
     yield (
         f"Phase {job.phase}: {', '.join(job.models)}; micro-batch {job.micro_batch}{steps}, "
         f"{job.length} tokens{_warning(job.chosen.fits)}"
     )
-    shown = [one for one in job.others if every or one.choice == job.chosen.choice]
-    marks = ["*" if every and one.choice == job.chosen.choice else " " for one in shown]
+    chosen, step = job.chosen, job.chosen.step
+    own = "*" if every else " "
     rows = [
-        [_name(one.choice, mark), *_cells(one).values()]
-        for one, mark in zip(shown, marks, strict=True)
+        [_name(one.choice, own if one.choice == chosen.choice else " "), *_cells(one).values()]
+        for one in (job.others if every else [chosen])
     ]
-    yield Table("", ["run as", *_cells(job.chosen)], rows).text()
-    chosen = job.chosen.step
+    yield Table("", ["run as", *_cells(chosen)], rows).text()
     if job.steps is not None:
-        total = chosen.total * job.steps * len(job.models)
-        yield (
-            f"  {job.steps:,} steps{f' x {len(job.models)}' if len(job.models) > 1 else ''}: "
-            f"{duration(total)}"
-        )
-    parts = asdict(chosen).items()
-    shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts if part)
+        times = f" x {len(job.models)}" if len(job.models) > 1 else ""
+        yield f"  {job.steps:,} steps{times}: {duration(step.total * job.steps * len(job.models))}"
+    parts = asdict(step).items()
+    shares = ", ".join(f"{name} {part / step.total:.0%}" for name, part in parts if part)
     yield f"  a step: {shares}"
-    if job.chosen.steps_ahead > 1:
-        yield f"  Teachers read the texts of {job.chosen.steps_ahead} steps at once."
-    if job.chosen.computing < MOSTLY_WAITS * chosen.total:
-        works = "computes and sends" if chosen.communication else "computes"
+    if chosen.steps_ahead > 1:
+        yield f"  Teachers read the texts of {chosen.steps_ahead} steps at once."
+    if chosen.computing < MOSTLY_WAITS * step.total:
+        works = "computes and sends" if step.communication else "computes"
         yield (
-            f"  The GPU {works} for {duration(job.chosen.computing)} of {duration(chosen.total)}, "
+            f"  The GPU {works} for {duration(chosen.computing)} of {duration(step.total)}, "
             "and waits for Python in the rest: more examples in a micro-batch take little longer."
         )
 

@@ -18,9 +18,9 @@ import torch
 from ds_distill.engine.config import STEPS_AHEAD
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
+from ds_distill.planning.facts import Facts
 from ds_distill.planning.gpus import GPUS, own_gpu
 from ds_distill.planning.models import Pass, PlannedModel, cost
-from ds_distill.planning.planner import Planner
 from ds_distill.planning.units import duration, gib, milliseconds
 from ds_distill.process.identity import get_rank
 from ds_distill.process.timers import REST
@@ -121,7 +121,7 @@ def _device_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
-    planner = Planner(run.recipe, GPUS["h100"], run.world.size)  # for its models alone
+    facts = Facts(run.recipe, GPUS["h100"], run.world.size)  # for its models alone
     timings = read_timings(run.folder.path / "metrics.jsonl")
     for number, phase in enumerate(run.recipe.phases):
         if not isinstance(phase, TrainingPhase):
@@ -132,7 +132,7 @@ def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
             beside = Counter(timing.beside)
             beside.update({part: observed.last[part] for part in BESIDE if part in observed.last})
             steps = [one for step, one in observed.amounts.items() if step >= WARM_UP_STEPS]
-            counts = _model_flops(planner, number, phase, outputs)
+            counts = _model_flops(facts, number, phase, outputs)
             flops = {name: fmean(of(one[name]) for one in steps) for name, of in counts.items()}
             device = _device_flops(run.world.device, model_dtype(run.deepspeed(phase)))
             step = sum(timing.seconds.values())
@@ -154,16 +154,16 @@ def _profiled(run: Run, observer: Observer) -> Iterator[Profiled]:
 
 
 def _model_flops(
-    planner: Planner, number: int, phase: TrainingPhase, outputs: list[str]
+    facts: Facts, number: int, phase: TrainingPhase, outputs: list[str]
 ) -> dict[str, Callable[[Amount], float]]:
     names = outputs if len(outputs) > 1 else ["student"]
     found = {
-        name: flops_of(planner.model(phase.start_of(output), number), trains=True)
+        name: flops_of(facts.model(phase.start_of(output), number), trains=True)
         for name, output in zip(names, outputs, strict=True)
     }
     if isinstance(phase, Distil) and phase.teachers == "live":
-        for name in planner.teachers(number, phase):
-            found[name] = flops_of(planner.model(name, number), trains=False)
+        for name in facts.teachers(number, phase):
+            found[name] = flops_of(facts.model(name, number), trains=False)
     return found
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ._shared import FLOATS, use_triton
 
-# Bytes of float32 logits (both models) alive at a time, and of stored derivatives; ds_distill plans
-# with them. Every further chunk reads both weights again, so on a GPU a chunk is a thousand rows or
-# more.
+# Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
+# chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
 LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
 KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
 _ALIGN = 16  # columns of a buffer: its rows stay 16-byte aligned, which V itself does not give
@@ -32,8 +31,27 @@ def chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 def keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
     """Whether derivatives [num_rows, width] of the dtype of `hidden` fit the budget."""
-    budget = KEEP_BYTES.get(hidden.device.type, KEEP_BYTES["cpu"])
-    return num_rows * width * hidden.element_size() <= budget
+    return fits(num_rows, width, hidden.element_size(), hidden.device.type)
+
+
+def fits(num_rows: int, width: int, size: int, device: str) -> bool:
+    """Likewise of `size` bytes each, on a device that torch calls so."""
+    return num_rows * width * size <= KEEP_BYTES.get(device, KEEP_BYTES["cpu"])
+
+
+def held_by_kl(num_rows: int, width: int, hidden: int, size: int, device: str) -> int:
+    """Bytes that `linear_kl` holds at its peak, for plans: of numbers of `size` bytes, of a student
+    whose states are `hidden` wide."""
+    logits = min(num_rows * 8 * width, LOGIT_BYTES[device])
+    kept = num_rows * width if fits(num_rows, width, size, device) else logits // 8
+    return logits + kept * size + 4 * width * hidden
+
+
+def held_by_cross_entropy(num_rows: int, width: int, hidden: int, size: int, device: str) -> int:
+    """Likewise `linear_cross_entropy`: float32 logits of a chunk and a sum of the weight's
+    gradient, and of 16 bits what is made of both."""
+    numbers = min(num_rows * width, LOGIT_BYTES[device] // 8) + width * hidden
+    return (4 + size if size < 4 else size) * numbers
 
 
 def take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
