@@ -312,7 +312,7 @@ def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path, padding):
 def test_what_is_trained_on_a_cpu_has_the_plain_attention(tmp_path, monkeypatch, gpu, trained):
     passes, plain = [], models._traced
 
-    def traced(model: Any, layers: int, of: models.Pass) -> Any:
+    def traced(model, layers, of):
         passes.append((of.trains, of.fused))
         return plain(model, layers, of)
 
