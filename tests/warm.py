@@ -30,7 +30,8 @@ class Warm:
     def run(
         self, arguments: list[str], cwd: str | os.PathLike[str] | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run of `python -m ds_distill` with captured output."""
+        """As subprocess.run of `python -m ds_distill`, or of a script of Python that comes first,
+        with captured output."""
         if self._server is None:
             with counted.aside("warm"):
                 self._server = subprocess.Popen(
@@ -99,6 +100,11 @@ def command(arguments: list[str], cwd: str, shown: list[str]) -> None:
     os.dup2(nothing, 0)
     for number, name in enumerate(shown, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+    if arguments[0].endswith(".py"):
+        script = os.path.abspath(arguments[0])
+        sys.path[0], sys.argv = os.path.dirname(script), arguments
+        runpy.run_path(script, run_name="__main__")
+        return
     sys.path[0] = cwd
     sys.argv[1:] = arguments
     runpy.run_module("ds_distill", run_name="__main__", alter_sys=True)

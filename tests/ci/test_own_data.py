@@ -1,32 +1,24 @@
-"""docs/own-data.md as it stands: CSV files, two teachers from elsewhere, one small student."""
+"""README's call: CSV files, two teachers from elsewhere, one small student."""
+
+from __future__ import annotations
 
 import csv
-import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers as tr
-import yaml
-from runs import evaluation
 from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 
 import ds_distill
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
-MOST_LINES = 15
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    """The page's recipe."""
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return str(text)
-
-
-def write_texts(folder, labels):
+def write_texts(folder: Path, labels: list[str]) -> None:
     draw = random.Random(0)
     for split, size in {"train": 120, "validation": 80, "test": 60}.items():
         with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
@@ -37,7 +29,7 @@ def write_texts(folder, labels):
                 lines.writerow([toy_text(TOY_LABELS[of], draw), labels[of]])
 
 
-def fine_tune_elsewhere(folder, texts, labels, seed):
+def fine_tune_elsewhere(folder: Path, texts: Path, labels: list[str], seed: int) -> None:
     """A teacher, by a plain loop of transformers."""
     torch.manual_seed(seed)
     make_tiny_bert(folder, toy_vocabulary())
@@ -60,31 +52,6 @@ def fine_tune_elsewhere(folder, texts, labels, seed):
     model.save_pretrained(folder)
 
 
-def test_the_page_works_at_the_first_try(recipe, tmp_path, ds_distill):
-    assert recipe.count("\n") <= MOST_LINES
-    settings = yaml.safe_load(recipe)
-    labels, texts = settings["task"]["labels"], tmp_path / settings["task"]["data"]["path"]
-    texts.mkdir()
-    write_texts(texts, labels)
-    for seed, teacher in enumerate(settings["teachers"].values()):
-        fine_tune_elsewhere(tmp_path / teacher["model"], texts, labels, seed)
-    make_tiny_bert(tmp_path / "hub" / settings["student"]["model"], toy_vocabulary())
-    (tmp_path / "tickets.yaml").write_text(recipe)
-    tiny = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
-    local = ["models_folder=hub", *tiny]
-    for command in (["check", "tickets.yaml"], ["plan", "tickets.yaml", "--gpu", "h100"]):
-        done = ds_distill(*command, *local, cwd=tmp_path)
-    done = ds_distill("run", "tickets.yaml", *local, cwd=tmp_path)
-    judged = evaluation(tmp_path / "runs/tickets")
-    [student] = [of for of in judged["models"].values() if of["role"] == "student"]
-    assert student["accuracy"] > 0.6 > judged["baseline"]["accuracy"]
-    assert (tmp_path / "runs/tickets/report.html").is_file()
-    done = ds_distill("predict", "runs/tickets", "tickets/test.csv", cwd=tmp_path)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert "Loading weights" not in done.stderr  # transformers' own bar
-    assert len(answers) == 60 and {answer["predicted"] for answer in answers} <= {*labels}
-
-
 @pytest.mark.usefixtures("in_this_process")
 def test_one_call_distils(tmp_path, monkeypatch, capsys):
     """README's lines, but for what makes so small a student learn."""
@@ -95,10 +62,10 @@ def test_one_call_distils(tmp_path, monkeypatch, capsys):
     for seed, name in enumerate("AB"):
         fine_tune_elsewhere(tmp_path / name, tmp_path / "DATA", labels, seed)
     make_tiny_bert(tmp_path / "S", toy_vocabulary())
-    page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     fast = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
-    names = {}
+    names: dict[str, Any] = {}
     more = f'student="S", overrides={fast}'
     exec(code.replace('teachers=["A", "B"]', f'teachers=["A", "B"], {more}'), names)
     done = names["done"]

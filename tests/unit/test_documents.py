@@ -1,8 +1,8 @@
 """Every command, recipe and snippet of the documents as it stands.
 
 Blocks are found in the Markdown files themselves, so a new one is covered by being there. Recipes
-load, Python runs, commands parse: options, files, modules and make targets must exist. What a
-command would do is not done here.
+load, Python runs, commands parse: options, files, modules and make targets must exist. Commands
+run in tests/ci/test_documents_run.py.
 """
 
 from __future__ import annotations
