@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SEED, EACH = 13, 15
 """The seed, and mutants a room, of the committed results."""
-MOST_SECONDS = 120
+MOST_SECONDS = 60
 """Of the tests that a mutant is tried by: some lines are run by thousands."""
 PACKAGE, KERNELS = "ds_distill", "kernels/ds_kernels"
 
@@ -385,7 +385,7 @@ def tried(mutant: Mutant, tests: list[str], tree: Path, log: Path) -> dict[str, 
     path = tree / mutant.file
     kept = path.read_bytes()
     path.write_text(mutant.source, encoding="utf-8")
-    found, seconds = run_tests(tree, tests, log, 900) if tests else ("passed", 0.0)
+    found, seconds = run_tests(tree, tests, log, 4 * MOST_SECONDS) if tests else ("passed", 0.0)
     path.write_bytes(kept)
     reason = EXPLAINED.get(f"{mutant.file}: {mutant.before} -> {mutant.after}")
     verdict = ("explained" if reason else "SURVIVED") if found == "passed" else "killed"
