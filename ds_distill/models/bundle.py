@@ -182,6 +182,9 @@ class Bundle(nn.Module):
             views = [view_of(name, batch) for batch in batches]
             with timed(f"teacher {name}"):
                 outputs = self._signals_of(name, join(views), keys, self._teacher_reads[name])
+            if len(batches) == 1:
+                found[0][name] = outputs
+                continue
             counts = [len(view.example_indices) for view in views]
             rows = torch.arange(sum(counts), device=views[0].input_ids.device).split(counts)
             start = 0

@@ -133,6 +133,9 @@ def capturing(model: PreTrainedModel, reads: Reads) -> Iterator[Captured]:
     """
     config, depth = model.config, model.config.num_hidden_layers
     captured = Captured(reads, depth, own_attention(config))
+    if not captured.kept and not captured.attended:
+        yield captured
+        return
     own, implement = config._attn_implementation, partial(setattr, config, "_attn_implementation")
     if reads.attention and (why := unseen_attention(config)):
         raise ValueError(f"{type(model).__name__}: {why}")

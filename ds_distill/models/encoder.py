@@ -232,6 +232,9 @@ def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> Vocabula
     """
     kind = type(model).__name__
     if kind.endswith("ForMaskedLM"):  # others have parts of the same names that do other things
+        if hasattr(model, "vocab_projector"):  # DistilBERT
+            features = model.vocab_layer_norm(model.activation(model.vocab_transform(positions)))
+            return VocabularyHead(features, model.vocab_projector, model.vocab_projector)
         if hasattr(model, "cls"):  # BERT, legacy DeBERTa, MobileBERT
             head = model.cls.predictions
             more = head.dense if model.config.model_type == "mobilebert" else None
@@ -255,9 +258,6 @@ def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> Vocabula
         if hasattr(model, "generator_lm_head"):  # ELECTRA
             features = model.generator_predictions(positions)
             return VocabularyHead(features, model.generator_lm_head, model.generator_lm_head)
-        if hasattr(model, "vocab_projector"):  # DistilBERT
-            features = model.vocab_layer_norm(model.activation(model.vocab_transform(positions)))
-            return VocabularyHead(features, model.vocab_projector, model.vocab_projector)
     raise TypeError(
         f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, "
         "ELECTRA, DistilBERT, MobileBERT, ModernBERT and EuroBERT models ForMaskedLM have one"
