@@ -166,6 +166,7 @@ def test_the_baseline_counts_a_word_of_two_windows_once(toy, tmp_path):
         logits, described = kind.baseline(data, "test", examples, [])
         assert np.exp(logits[0]).tolist() == pytest.approx([0.8, 0.2, 0, 0, 0])
         assert len(logits) == len(examples.labels) and described["split"] == source
+    assert kind.finite(np.array([[1.0, np.nan], [1.0, 2.0]])).tolist() == [False, True]
 
 
 def test_the_mark_is_of_the_words_that_were_scored(toy, tmp_path):

@@ -9,6 +9,8 @@ import torch
 
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.keys import content_keys
+from ds_distill.recipe.tasks import MaskedLM
+from ds_distill.tasks.masked_lm import MaskedLMKind
 from ds_distill.views import PaddedView
 
 EXAMPLES, LENGTH = 2500, 64
@@ -165,3 +167,11 @@ def test_all_that_is_masked_may_be_shown_as_the_mask():
     same, shown = chosen_of(view, keys, replace(MASKING, shown="mask"))
     assert torch.equal(same, chosen)
     assert torch.equal(shown, torch.where(chosen, MASK, view.input_ids))
+
+
+def test_a_cache_of_before_is_known_by_the_same_rule():
+    """Those of BERT's rule did not say what masked tokens are shown as."""
+    for shown, said in {"bert": None, "mask": "mask"}.items():
+        settings = {"type": "masked-lm", "data": {"path": "x"}, "masking": {"shown": shown}}
+        kind = MaskedLMKind(MaskedLM.model_validate(settings), [])
+        assert kind.fingerprint(None)["masking"].get("shown") == said

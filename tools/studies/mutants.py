@@ -77,6 +77,18 @@ def tests_of(covered: dict[str, Any], mutant: Mutant) -> list[str]:
 
 
 EXPLAINED: dict[str, str] = {
+    "ds_distill/evaluation/answers.py: score <= LACKING / 2 or not np.isfinite(score) -> "
+    "score < LACKING / 2 or not np.isfinite(score)": "no score is half of LACKING to the bit",
+    "ds_distill/tasks/extractive_qa.py: "
+    "[[Answer(answer, 0, 0.0)] for _ in range(examples.is_first.sum())] -> "
+    "[[Answer(answer, 1, 0.0)] for _ in range(examples.is_first.sum())]": (
+        "a constant answer stands nowhere in its context"
+    ),
+    "ds_distill/data/predictions.py: "
+    "logits.values.values.to_numpy().reshape(-1, logits.type.value_type.list_size) -> "
+    "logits.values.values.to_numpy().reshape(-2, logits.type.value_type.list_size)": (
+        "NumPy takes any number below 0 for the one that is not known"
+    ),
     "ds_distill/data/schedule.py: uniform(keys, SHARE).numpy() >= share -> "
     "uniform(keys, SHARE).numpy() > share": "a draw of 53 bits equals the share once in 2^53",
     "ds_distill/losses/logits.py: self._weight / len(heads[0].bias) -> "
