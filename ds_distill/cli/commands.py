@@ -280,7 +280,7 @@ def plan(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Kind of GPU, such as h200, h100, a100, l4; or cpu, measured on this machine.",
+            help="Kind of GPU, such as h200, h100, a100, l4; or cpu, by speeds that are assumed.",
             show_default="this machine's",
         ),
     ] = None,

@@ -1,5 +1,5 @@
-"""Memory of a step's terms on one head, counted in tensors: a hundredth of all sizes and budgets of
-`tools/benchmarks/grown_vocabulary_memory.py`, where resident memory is measured."""
+"""Memory of a step's terms on one head, counted in tensors, at a hundredth of all sizes and
+budgets."""
 
 import sys
 
