@@ -75,8 +75,8 @@ class Counting:
 
 
 def processor_seconds() -> float:
-    """Of this process and of the children that it has waited for."""
-    return sum(os.times()[:4])
+    """Of this process, of the children that it has waited for, and of warm forks."""
+    return sum(os.times()[:4]) + counted.seconds_of_forks
 
 
 class Judging:

@@ -56,6 +56,8 @@ WHEN_DONE = "StateForActualGivenExecution.execute_once"
 """An example drawn in vain is none: how many are depends on which modules are imported, from which
 hypothesis takes constants."""
 
+seconds_of_forks = 0.0
+"""Of a processor, of forks whose parent is another process of the tests."""
 _log = ""
 _open, _write, _close = os.open, os.write, os.close  # tests replace some
 _now = "\tcollection"

@@ -52,11 +52,12 @@ class Warm:
             done, _, _ = select.select([self._server.stdout], [], [], timeout)
             if not done:
                 os.killpg(child, signal.SIGKILL)
-            code = int(self._server.stdout.readline())
+            code, seconds = self._server.stdout.readline().split()
+            counted.seconds_of_forks += float(seconds)
             out, err = (Path(name).read_text(encoding="utf-8") for name in shown)
         if not done:
             raise subprocess.TimeoutExpired(arguments, timeout, out, err)
-        return subprocess.CompletedProcess(arguments, code, out, err)
+        return subprocess.CompletedProcess(arguments, int(code), out, err)
 
     def close(self) -> None:
         """It ends with its input; a fork of this process that is left keeps that open."""
@@ -72,7 +73,8 @@ class Warm:
 
 
 def serve() -> None:
-    """Read requests; answer each with the process id of its fork, and with its exit code."""
+    """Read requests; answer each with the process id of its fork, and with its exit code and the
+    seconds of a processor that it took."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it before torch
     import deepspeed  # noqa: F401
     import transformers.modeling_utils  # noqa: F401
@@ -89,8 +91,9 @@ def serve() -> None:
             answers.close()
             return command(**json.loads(line))
         print(child, file=answers, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        _, status, used = os.wait4(child, 0)
+        seconds = used.ru_utime + used.ru_stime
+        print(os.waitstatus_to_exitcode(status), seconds, file=answers, flush=True)
 
 
 def command(arguments: list[str], cwd: str, shown: list[str]) -> None:
