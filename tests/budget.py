@@ -50,24 +50,30 @@ class Counting:
     def __init__(self, seconds: Path) -> None:
         self._to = seconds
         self._seconds: Counter[str] = Counter()
+        self._aside = 0.0  # of fixtures of the session, which is no file's
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         name = f"{tier(item)}\t{item.nodeid.partition('::')[0]}"
         counted.switch(name)
         counted.note("#cases")
-        started = processor_seconds()
+        started = processor_seconds() - self._aside
         try:
             return (yield)
         finally:
-            self._seconds[name] += processor_seconds() - started  # type: ignore[assignment]
+            seconds = processor_seconds() - self._aside - started
+            self._seconds[name] += seconds  # type: ignore[assignment]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
         if fixturedef.scope not in ("session", "package"):
             return (yield)
+        started = processor_seconds()
         with counted.aside(fixturedef.argname):
-            return (yield)
+            try:
+                return (yield)
+            finally:
+                self._aside += processor_seconds() - started
 
     def pytest_sessionfinish(self) -> None:
         counted.switch("\tend")
