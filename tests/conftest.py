@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -223,26 +224,35 @@ def masked_lm_settings(
     return recipe_of("toy-masked-lm", texts=folder, toy=tiny_models["toy"])
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def ds_distill(command_environment: dict[str, str]) -> Iterator[CommandLine]:
-    """Run `ds-distill` with captured output in a process that must end with `code`: a fork of one
-    that has the libraries loaded, but for commands that start ranks or are given an environment."""
-    warm = Warm(command_environment)
+def warm(command_environment: dict[str, str]) -> Iterator[Warm]:
+    """A process that has the libraries loaded, for forks."""
+    process = Warm(command_environment)
+    yield process
+    process.close()
 
-    def run(*given: str | Path, code: int = 0, **how: Any) -> subprocess.CompletedProcess[str]:
-        arguments = [*map(str, given)]
-        if {"launch", "--num-gpus"} & {*arguments} or "env" in how:
-            how |= {"env": {**command_environment, **how.get("env", {})}}
-            return ended(sys.executable, "-m", "ds_distill", *arguments, code=code, **how)
-        done = warm.run(arguments, **how)
+
+@pytest.fixture(scope="session")
+def ds_distill(warm: Warm) -> CommandLine:
+    """Run `ds-distill` with captured output in a process that must end with `code`: a fork, but
+    for commands that start ranks. env: more of the environment."""
+
+    def run(
+        *given: str | Path, code: int = 0, env: Mapping[str, str] = NOTHING, **how: Any
+    ) -> subprocess.CompletedProcess[str]:
+        arguments, environment = [*map(str, given)], {**warm.environment, **env}
+        if {"launch", "--num-gpus"} & {*arguments}:
+            command = [sys.executable, "-m", "ds_distill", *arguments]
+            return ended(*command, code=code, env=environment, **how)
+        done = warm.run(arguments, environment=environment, **how)
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
         return done
 
-    yield run
-    warm.close()
+    return run
 
 
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from warm import Fork
 
 Process = subprocess.Popen[str]
 MARK = "DS_DISTILL_TEST_MARK"
@@ -78,7 +79,7 @@ def read_all(terminal: int, shown: list[bytes]) -> None:
             shown.append(part)
 
 
-def kill_all(process: subprocess.Popen[str]) -> None:
+def kill_all(process: Process | Fork) -> None:
     """SIGKILL to a process and all below it, also where the launcher made groups of its own."""
     if process.poll() is None:
         everyone = [*psutil.Process(process.pid).children(recursive=True), process]

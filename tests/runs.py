@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ import yaml
 from processes import Process, events, kill_all, left_of, marked, prepare, read_all
 from ranks import run_ranks
 from typer.testing import CliRunner, Result
+from warm import Fork, Warm
 
 from ds_distill import Recipe, load_recipe, run_recipe
 from ds_distill.cli import app
@@ -39,6 +41,8 @@ as long as in one process."""
 DS_DISTILL = [sys.executable, "-P", "-m", "ds_distill"]
 """As the console script: the working folder is not on Python's path."""
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
 Moment = Callable[[Path], bool]
 """Whether to kill now, given the run's folder."""
 
@@ -46,18 +50,29 @@ Moment = Callable[[Path], bool]
 class Runs:
     """Starts runs of one recipe, alone or on two ranks, and stops them."""
 
-    def __init__(self, recipe: Path, environment: dict[str, str], ranks: int | None) -> None:
+    def __init__(
+        self, recipe: Path, warm: Warm, ranks: int | None, more: Mapping[str, str] = NOTHING
+    ) -> None:
+        """more: of the environment."""
         self.arguments = ["launch" if ranks else "run", str(recipe), *SETTINGS]
         self.arguments += ["--num-gpus", str(ranks)] if ranks else []
-        self.environment = {**environment, **marked()}
+        self.environment = {**warm.environment, **marked(), **more}
+        self._warm = warm
 
-    def start(self, folder: Path, resume: bool, terminal: int | None = None) -> Process:
-        """terminal: one for the process to have; its output goes there."""
-        command = [*DS_DISTILL, *self.arguments, "--folder", str(folder)]
+    def start(self, folder: Path, resume: bool, terminal: int | None = None) -> Process | Fork:
+        more = ["--folder", str(folder), *(["--resume"] if resume else [])]
+        return self.begin(folder.parent, *more, terminal=terminal)
+
+    def begin(self, cwd: Path, *more: str, terminal: int | None = None) -> Process | Fork:
+        """A fork, or a process of its own where it starts others. terminal: one for it to have; its
+        output goes there."""
+        arguments = [*self.arguments, *more]
+        if not {"--num-gpus", "--hostfile"} & {*arguments}:
+            return self._warm.start(arguments, cwd, self.environment, together=True)
         return subprocess.Popen(
-            [*command, "--resume"] if resume else command,
+            [*DS_DISTILL, *arguments],
             env=self.environment,
-            cwd=folder.parent,
+            cwd=cwd,
             start_new_session=True,
             # Heeded also where whoever started the tests has SIGINT ignored.
             preexec_fn=partial(prepare, terminal),
@@ -85,7 +100,7 @@ class Runs:
         folder: Path,
         moment: Moment,
         resume: bool,
-        send: Callable[[Process], None],
+        send: Callable[[Process | Fork], None],
         seconds: float = 60,
     ) -> tuple[int, str]:
         """Start or resume a run and send it something at a moment that makes it end: its exit
@@ -123,10 +138,11 @@ class Runs:
         return f"Continue with: {shlex.join(command)}\n"
 
     def left(self) -> list[psutil.Process]:
+        """Of launches; those of forks are looked for in the end."""
         return left_of(self.environment)
 
     @staticmethod
-    def _until(moment: Moment, process: Process, folder: Path) -> bool:
+    def _until(moment: Moment, process: Process | Fork, folder: Path) -> bool:
         while process.poll() is None:
             if moment(folder):
                 return True
@@ -342,7 +358,7 @@ for place in sys.argv[1:]:
 
 def alone_and_on_two_ranks(
     recipes: Mapping[str, dict[str, Any]],
-    environment: dict[str, str],
+    warm: Warm,
     root: Path,
     stages: Sequence[int] = (3,),
 ) -> dict[str, Path]:
@@ -358,7 +374,7 @@ def alone_and_on_two_ranks(
         (root / name).mkdir()
         run_here(short, root / name, "deepspeed=zero0_fp32")
     places = [f"{name}/{stage}" for name in recipes for stage in stages]
-    run_ranks(["ranks.py", *places], 2, environment, root)
+    run_ranks(["ranks.py", *places], 2, warm, root)
     return {name: root / name for name in recipes}
 
 

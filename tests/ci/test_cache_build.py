@@ -6,14 +6,13 @@ import math
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 import torch
 from cache_files import block_checksums, contents
 from processes import Process, kill_all
-from runs import DS_DISTILL, Runs, command_line, logged, written
+from runs import Runs, command_line, logged, written
 from toys import make_toy_classifier, write_toy_task
 from transformers import BertForSequenceClassification
 
@@ -53,12 +52,12 @@ def settings(toy_settings, classifiers, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def builds(settings, command_environment, tmp_path_factory):
+def builds(settings, warm, tmp_path_factory):
     """`cache build` of one recipe on some ranks."""
     recipe = written(settings, tmp_path_factory.mktemp("recipe"))
 
     def on(ranks):
-        runs = Runs(recipe, command_environment, None)
+        runs = Runs(recipe, warm, None)
         on_ranks = ["--num-gpus", str(ranks)] if ranks > 1 else []
         runs.arguments = ["cache", "build", str(recipe), *on_ranks]
         return runs
@@ -128,11 +127,8 @@ def workers(builds, tmp_path):
     started = []
 
     def start(ranks=1):
-        arguments = [*builds(ranks).arguments, "--worker"]
-        arguments.append(f"phases.cache.folder={tmp_path / 'shared'}")
-        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        how |= {"env": builds(1).environment, "cwd": tmp_path, "start_new_session": True}
-        started.append(subprocess.Popen([*DS_DISTILL, *arguments], **how))
+        folder = f"phases.cache.folder={tmp_path / 'shared'}"
+        started.append(builds(ranks).begin(tmp_path, "--worker", folder))
         return started[-1]
 
     yield start

@@ -20,12 +20,12 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def runs(place, toy_settings, command_environment):
+def runs(place, toy_settings, warm):
     written(toy_settings, place, "toy")
     for name in ("random", "torch", "datasets", "deepspeed"):
         (place / f"{name}.py").write_text("raise SystemExit('a script of the user was run')")
     extensions = {"TORCH_EXTENSIONS_DIR": str(place / "extensions")}
-    return Runs(Path("toy.yaml"), {**command_environment, **extensions}, ranks=2)
+    return Runs(Path("toy.yaml"), warm, 2, extensions)
 
 
 @pytest.fixture
@@ -70,9 +70,7 @@ def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, whole, 
     check_same(folder, whole)
 
 
-def test_what_all_ranks_find_is_reported_once(
-    toy_settings, toy_task, command_environment, tmp_path
-):
+def test_what_all_ranks_find_is_reported_once(toy_settings, toy_task, warm, tmp_path):
     """A teacher of which both ranks have examples that it answers with NaN."""
     teachers = {
         name: {"model": str(make_toy_classifier(tmp_path / name, word)), "below_majority": "warn"}
@@ -80,7 +78,7 @@ def test_what_all_ranks_find_is_reported_once(
     }
     phase = {"split": "train", "teachers": "live", "routing": "average", "losses": {"kl": {}}}
     written({**toy_settings, "teachers": teachers, "phases": [{"distil": phase}]}, tmp_path, "toy")
-    runs = Runs(Path("toy.yaml"), command_environment, ranks=2)
+    runs = Runs(Path("toy.yaml"), warm, 2)
     runs.arguments += ["--max-restarts", "2"]  # torchrun starts anew whatever a rank ends with
     process = runs.start(tmp_path / "run", resume=False)
     output, _ = process.communicate(timeout=300)

@@ -32,7 +32,7 @@ def installed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(installed, command_environment):
     paths = [str(installed), command_environment.get("PYTHONPATH", "")]
-    return {**command_environment, "PYTHONPATH": ":".join(filter(None, paths))}
+    return {"PYTHONPATH": ":".join(filter(None, paths))}
 
 
 def recipe_data(toy_settings):
@@ -48,7 +48,7 @@ def recipe_data(toy_settings):
 
 
 def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
-    tmp_path, toy_settings, environment, ds_distill
+    tmp_path, toy_settings, environment, ds_distill, warm
 ):
     data = recipe_data(toy_settings)
     written(data, tmp_path, "toy")
@@ -71,10 +71,10 @@ def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     assert "Did you mean `power`?" in refused.stderr
 
     launched = tmp_path / "launched"
-    Runs(Path("toy.yaml"), environment, ranks=2).finish(launched)
+    Runs(Path("toy.yaml"), warm, 2, environment).finish(launched)
     check_results(launched)
 
-    runs = Runs(Path("toy.yaml"), environment, ranks=None)
+    runs = Runs(Path("toy.yaml"), warm, None, environment)
     folder = tmp_path / "run"
     assert runs.kill(folder, in_the_first_student, resume=False), "the run ended first"
     runs.finish(folder, resume=True)

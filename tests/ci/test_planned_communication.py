@@ -1,7 +1,6 @@
 """Planned bytes of a step's collectives against DeepSpeed's communication log: within 2%."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -53,17 +52,16 @@ def planned(folder, case, ranks):
     return sent_in_training(trained, [], teachers, zero, case["micro_steps"], 1 / case["ahead"])
 
 
-def test_planned_bytes_are_what_deepspeed_sends(tmp_path):
-    check_planned_bytes(2, tmp_path)
+def test_planned_bytes_are_what_deepspeed_sends(tmp_path, warm):
+    check_planned_bytes(2, tmp_path, warm)
 
 
-def check_planned_bytes(ranks, tmp_path):
+def check_planned_bytes(ranks, tmp_path, warm):
     for model, size in (("student", STUDENT), ("teacher", TEACHER)):
         BertConfig(**SIZES, **size).save_pretrained(tmp_path / model)
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     worker = str(HERE / "communication_worker.py")
-    run_ranks([worker, str(tmp_path)], ranks, environment, tmp_path, 900)
+    run_ranks([worker, str(tmp_path)], ranks, warm, tmp_path, timeout=900)
     results = json.loads((tmp_path / "results.json").read_text())
     errors = []
     for case, logged in zip(CASES, results, strict=True):

@@ -1,7 +1,6 @@
 """Planned bytes of weights, gradients and optimizer against what engines hold: within 2%."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -51,11 +50,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def held(request, folder):
+def held(request, folder, warm):
     ranks = request.param
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     (folder / "results.json").unlink(missing_ok=True)
-    run_ranks([str(HERE / "planned_worker.py"), str(folder)], ranks, environment, folder, 900)
+    run_ranks([str(HERE / "planned_worker.py"), str(folder)], ranks, warm, folder, timeout=900)
     return ranks, json.loads((folder / "results.json").read_text())
 
 

@@ -6,7 +6,6 @@ import time
 from signal import SIGCONT, SIGKILL, SIGSEGV, SIGSTOP
 
 import pytest
-from processes import left_of
 from ranks import Ranks
 from runs import steps, written
 from toys import break_word, make_toy_classifier
@@ -20,13 +19,12 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory, toy_settings, command_environment):
+def ranks(tmp_path_factory, toy_settings, warm):
     recipe = written(toy_settings, tmp_path_factory.mktemp("ranks"))
     options = ["training.epochs=200", "training.save_every=10", "logging.every=1"]
-    made = Ranks(recipe, command_environment, *options, f"timeout_minutes={LIMIT / 60}")
+    made = Ranks(recipe, warm, *options, f"timeout_minutes={LIMIT / 60}")
     yield made
-    for process in left_of(made.environment):
-        process.kill()
+    made.kill()
 
 
 def results(started, within):
@@ -140,11 +138,11 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert code in (1, -SIGSEGV) and "ds-distill:" not in errors, errors
 
 
-def test_a_host_that_sees_files_late(toy_settings, command_environment, tmp_path):
+def test_a_host_that_sees_files_late(toy_settings, warm, tmp_path):
     """All ranks go on from the checkpoint that rank 0 sees, and build the cache that it begins."""
     recipe = written(toy_settings, tmp_path)
     options = ["training.epochs=2", "training.save_minutes=0.001", "logging.every=1"]
-    ranks = Ranks(recipe, command_environment, *options, "timeout_minutes=2")
+    ranks = Ranks(recipe, warm, *options, "timeout_minutes=2")
     folder = tmp_path / "run"
     assert [code for code, *_ in results(ranks.start(folder, plant="fail:1:9"), 300)] == [1, 1]
     found = results(ranks.start(folder, "--resume", plant="late:1:0"), 400)
@@ -167,7 +165,7 @@ def test_a_rank_that_reads_another_recipe_is_refused(ranks, tmp_path):
     assert not (folder / "recipe.yaml").exists()
 
 
-def test_a_rank_that_reads_another_teacher_is_refused(toy_settings, command_environment, tmp_path):
+def test_a_rank_that_reads_another_teacher_is_refused(toy_settings, warm, tmp_path):
     """A hub cache of its host's own, or a copy: half of a cache would be another teacher's."""
     hosts = {rank: tmp_path / f"host-{rank}" for rank in (0, 1)}
     for host in hosts.values():
@@ -175,7 +173,7 @@ def test_a_rank_that_reads_another_teacher_is_refused(toy_settings, command_envi
     break_word(hosts[1] / "teacher", BertForSequenceClassification, "snow")
     teachers = {**toy_settings["teachers"], "first": {"model": "/proc/self/cwd/teacher"}}
     recipe = written({**toy_settings, "teachers": teachers}, tmp_path)
-    ranks = Ranks(recipe, command_environment, "timeout_minutes=1")
+    ranks = Ranks(recipe, warm, "timeout_minutes=1")
     folder = tmp_path / "run"
     first, second = results(ranks.start(folder, rank_folders=hosts), 300)
     assert (first[0], second[0]) == (2, 2), (first, second)

@@ -3,19 +3,18 @@ beside the student."""
 
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from processes import ended
 
 WORKER = Path(__file__).parents[1] / "distributed" / "resume_worker.py"
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory, command_environment):
+def losses(tmp_path_factory, warm):
     folder = tmp_path_factory.mktemp("resume")
-    ended(sys.executable, WORKER, folder, env=command_environment, timeout=600)
+    done = warm.run([str(WORKER), str(folder)], timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "results.json").read_text())
 
 

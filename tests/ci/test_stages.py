@@ -29,9 +29,9 @@ LAUNCHES = {
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory):
+def launches(tmp_path_factory, warm):
     return {
-        ranks: launch(tmp_path_factory.mktemp("stages"), ranks, scenarios)
+        ranks: launch(tmp_path_factory.mktemp("stages"), ranks, scenarios, warm)
         for ranks, scenarios in LAUNCHES.items()
     }
 

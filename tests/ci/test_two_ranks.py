@@ -52,7 +52,7 @@ def masked_lm(family, root, words):
 
 
 @pytest.fixture(scope="module")
-def folders(request, materials, toy_task, tiny_models, command_environment, tmp_path_factory):
+def folders(request, materials, toy_task, tiny_models, warm, tmp_path_factory):
     asked, root = request.getfixturevalue, tmp_path_factory.mktemp("ranks")
     places = {"materials": materials, "task": toy_task, "toy": tiny_models["toy"]}
     places |= {family: masked_lm(family, root, materials / "model") for family in OWN}
@@ -61,7 +61,7 @@ def folders(request, materials, toy_task, tiny_models, command_environment, tmp_
         **{name: recipe_of(name, **places) for name in of_file},
         **{name: asked(name) for name in ("narrow", "expanded", "followed")},
     }
-    return alone_and_on_two_ranks(recipes, command_environment, root)
+    return alone_and_on_two_ranks(recipes, warm, root)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 from safetensors.torch import load_file
+from warm import Warm
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -45,21 +46,11 @@ class Launch:
         return load_file(self.folder / f"{scenario}-{what}.safetensors")
 
 
-def launch(folder: Path, ranks: int, scenarios: list[str]) -> Launch:
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(
-            [
-                str(HERE),
-                str(HERE.parent),
-                str(HERE.parents[1] / "tools" / "benchmarks"),
-                os.environ.get("PYTHONPATH", ""),
-            ]
-        ),
-    }
-    run_ranks([str(HERE / "stages_worker.py"), str(folder), *scenarios], ranks, environment, folder)
+def launch(folder: Path, ranks: int, scenarios: list[str], warm: Warm) -> Launch:
+    path = [HERE, HERE.parent, HERE.parents[1] / "tools/benchmarks"]
+    path += filter(None, [warm.environment.get("PYTHONPATH")])
+    more = {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    run_ranks([str(HERE / "stages_worker.py"), str(folder), *scenarios], ranks, warm, folder, more)
     port = (folder / "port").read_text()
     left = list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
     assert not left, "shared memory is left behind"

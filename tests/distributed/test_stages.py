@@ -22,8 +22,8 @@ CHOSEN += ["grown_zero1", "packed tokens", "ahead_zero3"]
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("stages"), 2, CHOSEN)
+def two_ranks(tmp_path_factory, warm):
+    return launch(tmp_path_factory.mktemp("stages"), 2, CHOSEN, warm)
 
 
 def test_stages_give_equal_losses_in_bf16(two_ranks):

@@ -25,9 +25,9 @@ def writes_the_student(folder):
 
 
 def test_kills_within_the_expansion_after_it_and_in_the_distillation_change_nothing(
-    settings, command_environment, tmp_path
+    settings, warm, tmp_path
 ):
-    runs = Runs(written(settings, tmp_path), command_environment, None)
+    runs = Runs(written(settings, tmp_path), warm, None)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     runs.finish(whole)
     taught, expanded = ["00-fine-tune.json"], ["00-fine-tune.json", "01-expand-vocabulary.json"]

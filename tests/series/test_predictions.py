@@ -30,7 +30,7 @@ def test_a_large_file_takes_little_memory(tmp_path):
 
 
 def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
-    toy_settings, command_environment, tmp_path, in_this_process
+    toy_settings, warm, tmp_path, in_this_process
 ):
     """At stage 0 on one rank and at the others on two, with a model and a file; and a lone file."""
     both = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
@@ -39,7 +39,7 @@ def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
     del alone["teachers"]["second"], alone["phases"][0], alone["phases"][1]
     alone["phases"][1]["distil"]["routing"] = "average"
     recipes, stages = {"both": both, "alone": alone}, (1, 2, 3)
-    folders = alone_and_on_two_ranks(recipes, command_environment, tmp_path, stages)
+    folders = alone_and_on_two_ranks(recipes, warm, tmp_path, stages)
     for stage in stages:
         check_same_losses(folders["alone"], "student", stage)
         for student in ("average", "expertise"):

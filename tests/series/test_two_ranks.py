@@ -7,10 +7,8 @@ from toys import recipe_of
 KINDS = ("regression", "extractive-qa", "character-spans")
 
 
-def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    materials, command_environment, tmp_path
-):
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(materials, warm, tmp_path):
     recipes = {kind: recipe_of(kind, materials=materials) for kind in KINDS}
-    for folder in alone_and_on_two_ranks(recipes, command_environment, tmp_path).values():
+    for folder in alone_and_on_two_ranks(recipes, warm, tmp_path).values():
         for training in ("first", "second", "average", "live"):
             check_same_losses(folder, training)
