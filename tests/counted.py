@@ -22,10 +22,22 @@ from typing import Any
 
 LOG = "DS_DISTILL_COUNTS"
 """Environment variable of children: the log."""
+
+
+def _sharded(kind: str, stage: int, times: int = 1) -> str:
+    """At stage 3 weights are gathered module by module, which takes as long as all else."""
+    return "\n".join([kind, *[f"#sharded_{kind[1:]}"] * times * (stage == 3)])
+
+
 KINDS = {
     "ds_distill.engine.engine": {
-        "Engine.__init__": lambda *_: "#engines",
-        "Engine.train_step": lambda engine, *_: f"#optimizer_steps\n@stage {engine._stage}",
+        "Engine.__init__": lambda _, __, config, *___: _sharded(
+            "#engines", config.get("zero_optimization", {}).get("stage", 0)
+        ),
+        "Engine.train_step": lambda engine, *_: (
+            f"{_sharded('#optimizer_steps', engine._stage, engine._micro_steps)}"
+            f"\n@stage {engine._stage}"
+        ),
     },
     "ds_distill.run.execute": {"execute": lambda *_: "#runs", "_run_phase": lambda *_: "#phases"},
     "ds_distill.data.tokenizer": {"load_tokenizer": lambda *_: "#tokenizer_loads"},

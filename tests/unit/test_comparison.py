@@ -23,6 +23,7 @@ from ds_distill.routing.comparison import Score, choose, compare
 from ds_distill.routing.fitting import fit, folds_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.held_out import held_out_targets
+from ds_distill.routing.multi_label import fit_label
 from ds_distill.routing.router import Router
 from ds_distill.types import Signals
 
@@ -118,6 +119,19 @@ def test_a_comparison_shows_signs_of_progress(monkeypatch):
     many = np.eye(len(LABELS), dtype=np.int64)[truth]
     multi_label.fit_by_label(signals, many, keys, LABELS)
     assert marks[FOLDS:] == ["fits routing"] * len(LABELS)
+
+
+def test_policies_of_many_labels_are_fitted_as_labels_are(monkeypatch):
+    signals, truth, keys = told_by_states(120)
+    many, fits, steps = np.eye(len(LABELS), dtype=np.int64)[truth], [], []
+
+    def noted(*given, **options):
+        fits.append(given[0])
+        return fit_label(*given, **options)
+
+    monkeypatch.setattr(held_out, "fit_label", noted)
+    held_out_targets(signals, many, keys, LABELS, advance=lambda: steps.append(0))
+    assert len(fits) == len(steps) == FOLDS * len(LABELS)
 
 
 def test_folds_that_judge_are_not_those_of_a_fit(monkeypatch):

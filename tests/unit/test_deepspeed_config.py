@@ -1,8 +1,11 @@
 """DeepSpeed configs by name."""
 
 import json
+import os
+import runpy
 
 import pytest
+from deepspeed.accelerator import get_accelerator
 from processes import python
 
 from ds_distill.engine import config, config_file, precision
@@ -52,3 +55,34 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     for name in ("z" * 300, "z" * 300 + "_auto"):  # no file has such a name
         with pytest.raises(UserError, match="is neither a file nor a built-in config"):
             config.find_config(name)
+
+
+@pytest.mark.parametrize("named", [None, "cuda"])
+def test_deepspeed_takes_the_cpu_where_there_is_no_gpu_and_none_is_named(named, monkeypatch):
+    """The environment is afterwards as it was."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    seen = []
+    monkeypatch.setattr(
+        "deepspeed.accelerator.get_accelerator", lambda: seen.append(os.environ["DS_ACCELERATOR"])
+    )
+    if named is None:
+        monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    else:
+        monkeypatch.setenv("DS_ACCELERATOR", named)
+    runpy.run_module("ds_distill.engine.accelerator")
+    assert seen == (["cpu"] if named is None else [])
+    assert os.environ.get("DS_ACCELERATOR") == named
+
+
+@pytest.mark.parametrize(
+    ("name", "supported", "refused"),
+    [("fp16", False, True), ("fp16", True, False), ("bf16", False, False), ("fp32", False, False)],
+)
+def test_fp16_needs_a_device_that_computes_in_it(name, supported, refused, monkeypatch):
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: supported)
+    _, found = config.find_config(f"zero1_{name}")
+    if refused:
+        with pytest.raises(UserError, match="fp16"):
+            precision.check_device("mine", found)
+    else:
+        precision.check_device("mine", found)

@@ -10,8 +10,10 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from engines import engine_of, make_batch, make_engine, make_student, terms_of
+from torch import nn
 
 from ds_distill.engine import engine as module
+from ds_distill.engine import internals
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import fit_bucket
@@ -81,7 +83,9 @@ def test_a_step_visits_no_module_but_to_run_it(world, config, monkeypatch):
     "config",
     ["zero0_bf16", "zero1_bf16", "zero3_bf16", "zero1_fp16", "zero3_fp16", "zero0_fp32"],
 )
-def test_frozen_weights_are_saved_as_they_were_loaded(world, config, monkeypatch):
+def test_weights_are_saved_as_they_were_loaded_or_as_the_optimizer_has_them(
+    world, config, monkeypatch
+):
     """bf16 has no more than 8 bits of each, fp16 11."""
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
     student = make_student(0.3)
@@ -95,7 +99,19 @@ def test_frozen_weights_are_saved_as_they_were_loaded(world, config, monkeypatch
     frozen = {name for name in before if ".embeddings." in name}
     assert len(frozen) == 5
     assert all(torch.equal(weights[name], before[name]) for name in frozen)
-    assert not torch.equal(weights["classifier.weight"], before["classifier.weight"])
+    trained = weights["classifier.weight"]
+    assert not torch.equal(trained, before["classifier.weight"])
+    # Of the optimizer, whose copy has all 24 bits.
+    half = torch.float16 if config.endswith("fp16") else torch.bfloat16
+    assert not torch.equal(trained, trained.to(half).float())
+
+
+def test_what_deepspeed_keeps_of_a_model_goes_with_it_alone(monkeypatch):
+    gone, other = (nn.Sequential(nn.Linear(1, 1)) for _ in range(2))
+    stack = [other, gone[0], gone, other[0]]
+    monkeypatch.setattr(internals, "FWD_MODULE_STACK", stack)
+    internals.forget(gone)
+    assert stack == [other, other[0]]
 
 
 # ----------------------------------------------------------------------- the bucket of gradients

@@ -303,12 +303,19 @@ def test_too_few_examples_are_refused_with_the_counts():
         choosing_part(examples, {"train": examples}, 0)
 
 
-def test_a_split_without_labels_does_not_choose():
+@pytest.mark.parametrize(("labels", "chooses"), [([-1] * 60, False), ([-1] * 59 + [0], True)])
+def test_a_split_without_labels_does_not_choose(labels, chooses):
     """`keep: last` was refused at the end of the first epoch."""
-    examples = numbered(60, labels=[-1] * 60)
+    examples = numbered(60, labels=labels)
     data = SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples)
     recipe = SimpleNamespace(seed=0, fitted_splits=lambda task: [])
+    metric = SimpleNamespace(name="accuracy")
     run = SimpleNamespace(
-        data=data, recipe=recipe, task_name="task", task=SimpleNamespace(reads_labels=True)
+        data=data,
+        recipe=recipe,
+        task_name="task",
+        task=SimpleNamespace(reads_labels=True, over="classes", metric=metric),
+        kind=SimpleNamespace(hidden_words=lambda *_: None),
+        collator=lambda *_: None,
     )
-    assert validation_of(run, {}) is None
+    assert (validation_of(run, {}) is not None) is chooses

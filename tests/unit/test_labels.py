@@ -236,6 +236,24 @@ def test_a_teacher_with_labels_of_another_task_has_no_head_of_this_one(names, tm
 
 
 @pytest.mark.parametrize(
+    ("kinds", "is_trained"),
+    [
+        ([], True),
+        (["BertForSequenceClassification"], True),
+        (["BertForMaskedLM", "BertForSequenceClassification"], True),
+        (["BertForMaskedLM"], False),
+    ],
+)
+def test_a_teacher_has_a_trained_head_by_its_configuration(kinds, is_trained):
+    config = tr.BertConfig(architectures=kinds)
+    if is_trained:
+        check_head("m", config, TASKS["single-label"])
+        return
+    with pytest.raises(UserError, match="holds BertForMaskedLM, which is no trained"):
+        check_head("m", config, TASKS["single-label"])
+
+
+@pytest.mark.parametrize(
     ("task", "stated", "refused", "noted"),
     [
         ("single-label", None, None, None),

@@ -355,6 +355,13 @@ def test_names_that_do_not_fit_are_told_from_the_headers(tmp_path, change, says,
         check_weights(str(tmp_path), load_config(str(tmp_path)))
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert", "albert"])
+def test_names_of_a_family_as_it_is_saved_are_its_own(family, tmp_path):
+    """ModernBERT's and EuroBERT's layers stand in a `model`."""
+    classifier(family).save_pretrained(tmp_path)
+    check_weights(str(tmp_path), load_config(str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("names", "refused"),
     [

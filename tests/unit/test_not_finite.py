@@ -14,11 +14,13 @@ from runs import loaded, results
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
 from ds_distill.data.open_source import open_source
+from ds_distill.engine.engine import LossScale
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys
 from ds_distill.recipe.tasks import Task
 from ds_distill.run.execute import execute
 from ds_distill.training import loop
+from ds_distill.training.progress import Progress, why_astray
 
 WORD = "snow"
 
@@ -228,3 +230,20 @@ def test_sources_tell_where_a_text_stands(kind, tmp_path):
     assert found == {
         key: f"{file}{between}{expected[text]}" for key, text in zip(keys, wanted, strict=True)
     }
+
+
+@pytest.mark.parametrize(
+    ("skipped", "scale", "is_astray"),
+    [
+        (9, None, False),
+        (10, None, True),
+        (10, LossScale(4.0, 1.0), False),
+        (49, LossScale(1024.0, None), False),
+        (50, LossScale(1024.0, None), True),
+        (2, LossScale(1.0, 1.0), True),
+    ],
+)
+def test_a_training_has_gone_astray_after_so_many_skipped_steps(skipped, scale, is_astray):
+    """In fp16 also where the scale is at its least, at which DeepSpeed raises in the next one."""
+    progress = Progress(step=70, skipped_in_a_row=skipped)
+    assert (why_astray(progress, scale) is not None) is is_astray

@@ -21,13 +21,14 @@ from ds_distill import Batch, Bundle, PaddedView, Router
 from ds_distill.cache.reader import CacheReader, describe
 from ds_distill.check.check import check_all
 from ds_distill.data.open_source import open_source
-from ds_distill.data.predictions import LEAST, open_predictions
+from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
 from ds_distill.errors import UserError
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.files import read_json
 from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy, TeacherCrossEntropy
+from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.types import Signals
 
@@ -447,3 +448,14 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(toy_settings, tmp_path)
     for other in ({"type": "masked-lm"}, {"type": "extractive-qa"}):
         made["task"] = {**made["task"], **other}
         assert "and a file is read for texts or words with labels, and for numbers" in mistakes()
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_rows_of_an_example_are_those_of_the_file_whatever_its_number(first):
+    """The first of a batch may have none that count."""
+    keys = np.array([[1, 1], [2, 2]])
+    logits = np.arange(10, dtype=np.float32).reshape(5, 2)
+    found = FilePredictions(keys[:, 0], keys[:, 1], np.array([0, 3]), logits)
+    of_rows, numbers = keys[[1, 1, 0, 0, 0]], torch.tensor([0, 0, 1, 1, 1]) + first
+    signals = FileTeacher(found)(torch.from_numpy(of_rows), numbers)
+    assert torch.equal(signals.logits, torch.from_numpy(logits[[3, 4, 0, 1, 2]]))

@@ -91,12 +91,12 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 def test_the_mark_tells_examples_apart():
     keys, labels = np.arange(8).reshape(4, 2), np.array([0, 1, 1, 0])
-    mark = examples_mark(keys, labels, {"labels": ["a", "b"]})
-    assert mark == examples_mark(keys.copy(), labels.copy(), {"labels": ["a", "b"]})
+    mark = examples_mark(keys, labels, {"labels": ["a", "b"], "length": 8})
+    assert mark == examples_mark(keys.copy(), labels.copy(), {"length": 8, "labels": ["a", "b"]})
     others = [
-        (keys[::-1], labels, {"labels": ["a", "b"]}),
-        (keys, 1 - labels, {"labels": ["a", "b"]}),
-        (keys, labels, {"labels": ["b", "a"]}),
-        (keys[:3], labels[:3], {"labels": ["a", "b"]}),
+        (keys[::-1], labels, {"labels": ["a", "b"], "length": 8}),
+        (keys, 1 - labels, {"labels": ["a", "b"], "length": 8}),
+        (keys, labels, {"labels": ["b", "a"], "length": 8}),
+        (keys[:3], labels[:3], {"labels": ["a", "b"], "length": 8}),
     ]
     assert len({mark, *(examples_mark(*other) for other in others)}) == 5

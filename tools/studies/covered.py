@@ -49,6 +49,7 @@ class Contexts:
         self._now = Path(f"{os.environ['COVERED_FOLDER']}/{os.getpid()}.now")
         self._now.write_text("")
         self._tests: dict[str, Any] = {}
+        self._files: dict[str, float] = {}
         os.environ[NOW] = str(self._now)
         coverage.process_startup()
 
@@ -62,15 +63,23 @@ class Contexts:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[Any]:
         self._turn_to(item.nodeid)
-        started = sum(os.times()[:4])  # with children
+        file = item.nodeid.partition("::")[0]
+        started = sum(os.times()[:4]) - self._files.get(file, 0.0)  # with children
         try:
             return (yield)
         finally:
-            seconds = round(sum(os.times()[:4]) - started, 3)
+            seconds = round(sum(os.times()[:4]) - self._files.get(file, 0.0) - started, 3)
             self._tests[item.nodeid] = {"seconds": seconds, "fixtures": item.fixturenames}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
+        if fixturedef.scope == "module":
+            file, started = request.node.nodeid, sum(os.times()[:4])
+            try:
+                return (yield)
+            finally:
+                spent = sum(os.times()[:4]) - started
+                self._files[file] = self._files.get(file, 0.0) + spent
         if fixturedef.scope not in ("session", "package"):
             return (yield)
         before = self._turn_to(f"fixture {fixturedef.argname}")
@@ -83,7 +92,7 @@ class Contexts:
         if (current := coverage.Coverage.current()) is not None:
             current.stop()
             current.save()
-        self._now.with_suffix(".tests").write_text(json.dumps(self._tests))
+        self._now.with_suffix(".tests").write_text(json.dumps([self._tests, self._files]))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -118,10 +127,14 @@ def main() -> None:
 
 
 def gathered(folder: Path, tree: Path) -> dict[str, Any]:
-    """Tests by number, with their seconds; by file and line the numbers of those that run it."""
+    """Tests by number, with their seconds; those of a file's own fixtures; by file and line the
+    numbers of the tests that run it."""
     tests: dict[str, Any] = {}
+    files: dict[str, float] = {}
     for path in folder.glob("*.tests"):
-        tests |= json.loads(path.read_text())
+        own, of_files = json.loads(path.read_text())
+        tests |= own
+        files |= of_files
     numbers = {name: number for number, name in enumerate(tests)}
     of_context: dict[str, set[int]] = {name: {number} for name, number in numbers.items()}
     for name, about in tests.items():
@@ -137,7 +150,7 @@ def gathered(folder: Path, tree: Path) -> dict[str, Any]:
         }
         lines[str(Path(path).relative_to(tree))] = {line: own[line] for line in own if own[line]}
     seconds = [about["seconds"] for about in tests.values()]
-    return {"tests": list(tests), "seconds": seconds, "lines": lines}
+    return {"tests": list(tests), "seconds": seconds, "files": files, "lines": lines}
 
 
 if __name__ == "__main__":
