@@ -55,7 +55,7 @@ class Captured:
 
     def _asked(self, layers: Any) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        for layer in layers:
+        for layer in sorted(layers):
             found.setdefault(layer % (self._depth + 1), []).append(layer)
         return found
 

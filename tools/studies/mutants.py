@@ -143,6 +143,11 @@ EXPLAINED: dict[str, str] = {
     ),
     "ds_distill/evaluation/prediction_files.py: ' '.join(str(error).split())[:200] -> "
     "' '.join(str(error).split())[:201]": "how much of another's message is shown",
+    "ds_distill/models/capture.py: for layer in sorted(layers): -> for layer in list(layers):": (
+        "states are taken by their numbers, in any order"
+    ),
+    "ds_distill/evaluation/label_order.py: bdtr(right, self.examples, self.share) < CHANCE -> "
+    "bdtr(right, self.examples, self.share) <= CHANCE": "no such probability is CHANCE to the bit",
     "ds_distill/losses/term.py: student_depth: int = 0 -> student_depth: int = 1": (
         "the default says that it is not known, and is read by no term"
     ),
