@@ -3,8 +3,9 @@
     pip install coverage
     python tools/studies/covered.py --out covered.json
 
-What a fixture of the session runs belongs to every test that asks for it. `mutants.py` reads the
-file: a mutant is tried by the tests that run its line.
+What a fixture of the session runs belongs to every test that asks for it, and what one of a file
+runs to all tests of the file. `mutants.py` reads the file: a mutant is tried by the tests that run
+its line.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ class Contexts:
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[Any]:
         if fixturedef.scope == "module":
             file, started = request.node.nodeid, sum(os.times()[:4])
+            before = self._turn_to(f"file {file}")
             try:
                 return (yield)
             finally:
+                self._turn_to(before)
                 spent = sum(os.times()[:4]) - started
                 self._files[file] = self._files.get(file, 0.0) + spent
         if fixturedef.scope not in ("session", "package"):
@@ -138,6 +141,7 @@ def gathered(folder: Path, tree: Path) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(tests)}
     of_context: dict[str, set[int]] = {name: {number} for name, number in numbers.items()}
     for name, about in tests.items():
+        of_context.setdefault(f"file {name.partition('::')[0]}", set()).add(numbers[name])
         for fixture in about["fixtures"]:
             of_context.setdefault(f"fixture {fixture}", set()).add(numbers[name])
     found = coverage.Coverage(data_file=str(folder / "lines"), config_file=False)
