@@ -201,6 +201,7 @@ def test_scores_are_those_of_a_plain_loop(world, tmp_path, tiny_models):
                 tokens += 1
             assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
             assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
+        assert found[name].own is None, "neither knows a token that the other does not"
     report = model_report(found["first"], build_metrics("masked tokens"))
     total = found["first"].tokens.sum()
     assert report["tokens"] == total > len(TEXTS) / 2
