@@ -1,6 +1,7 @@
 """What a step sends, and how long: by hand, and what must hold for any model."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from ds_distill.planning.times import (
     sent_by_teachers,
     sent_in_training,
 )
+from ds_distill.training import setup
 
 GROUPS, FROZEN = [[60, 41], [7]], [9]
 TEACHERS = {"one": [10, 5], "two": [100]}
@@ -105,3 +107,23 @@ def test_what_is_whole_at_a_time_is_bounded():
     config["zero_optimization"]["stage3_max_live_parameters"] = 5000
     zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)
     assert training_states([[8]], 0, teachers, zero).buffers == 2 * (8 + 6000)
+
+
+@pytest.mark.parametrize(
+    ("every_token", "share", "rows"),
+    [(False, None, 4), (False, 0.15, 77), (True, 0.15, 512)],
+)
+def test_signals_are_of_examples_of_masked_tokens_or_of_all(every_token, share, rows, monkeypatch):
+    """Of 4 examples of up to 128 tokens: how many micro-batches fit depends on it."""
+    monkeypatch.setattr(setup, "batch_shape", lambda *_: (4, 8))
+    monkeypatch.setattr(setup, "micro_batches_together", lambda *given: given[4])
+    bundle = SimpleNamespace(
+        every_token=every_token, teachers={}, signal_bytes=lambda rows, tokens: (rows, tokens)
+    )
+    task = SimpleNamespace(max_length=128, row_share=share)
+    run = SimpleNamespace(
+        recipe=SimpleNamespace(task_of=lambda _: task), world=SimpleNamespace(size=1)
+    )
+    collate = SimpleNamespace(packs_all=lambda _: False)
+    job = SimpleNamespace(settings=None, bundle=bundle, collate=collate)
+    assert setup._read_together(job, run, 0) == (rows, 512)

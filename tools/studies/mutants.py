@@ -9,7 +9,7 @@ Draws as many mutants from each room of the package (a folder of ds_distill, its
 together, ds_kernels) with a seed, applies each in a copy of the tree, and runs tests of `make test`
 there until one fails, in a forked process that has the libraries loaded: those that run the changed
 line, by covered.py. What was done before is not done again: results are merged into the file. A
-mutant that survives needs a test, or a reason in EXPLAINED.
+mutant that survives needs a test, or a reason in mutants.yaml.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[2]
 SEED, EACH = 13, 15
@@ -92,67 +94,11 @@ def tests_of(covered: dict[str, Any], mutant: Mutant, most: float) -> list[list[
     return [names for names in chosen if names]
 
 
-EXPLAINED: dict[str, str] = {
-    "ds_distill/evaluation/answers.py: score <= LACKING / 2 or not np.isfinite(score) -> "
-    "score < LACKING / 2 or not np.isfinite(score)": "no score is half of LACKING to the bit",
-    "ds_distill/tasks/extractive_qa.py: "
-    "[[Answer(answer, 0, 0.0)] for _ in range(examples.is_first.sum())] -> "
-    "[[Answer(answer, 1, 0.0)] for _ in range(examples.is_first.sum())]": (
-        "a constant answer stands nowhere in its context"
-    ),
-    "ds_distill/data/predictions.py: "
-    "logits.values.values.to_numpy().reshape(-1, logits.type.value_type.list_size) -> "
-    "logits.values.values.to_numpy().reshape(-2, logits.type.value_type.list_size)": (
-        "NumPy takes any number below 0 for the one that is not known"
-    ),
-    "ds_distill/data/schedule.py: uniform(keys, SHARE).numpy() >= share -> "
-    "uniform(keys, SHARE).numpy() > share": "a draw of 53 bits equals the share once in 2^53",
-    "ds_distill/losses/logits.py: self._weight / len(heads[0].bias) -> "
-    "self._weight / len(heads[1].bias)": "a mean square refuses heads of unlike vocabularies",
-    "ds_distill/engine/engine.py: state['device'] = torch.cuda.get_rng_state(device) -> pass": (
-        "not equivalent, and not killed here: the line runs on a GPU alone"
-    ),
-    "ds_distill/engine/engine.py: torch.isfinite(parts[name]).all() -> "
-    "torch.isfinite(parts[name]).any()": "each loss is one number",
-    "ds_distill/routing/gate.py: loss = 0.0 -> loss = 1.0": (
-        "penalties are compared with each other alone, and each has it"
-    ),
-    "ds_distill/losses/logits.py: 1 << 25 -> 1 << 26": (
-        "a bound on memory; losses are equal at any"
-    ),
-    "kernels/ds_kernels/_rows.py: register_limit(64 if plain else 128) -> "
-    "register_limit(65 if plain else 128)": "a hint to the compiler: numbers are equal at any",
-    "kernels/ds_kernels/_topk.py: tl.maximum(tl.max(own, 0), most) -> "
-    "tl.maximum(tl.min(own, 0), most)": "a shift of all logits: sums are less the largest anyway",
-    "kernels/ds_kernels/masked_cosine.py: "
-    "max(1, _REFERENCE_ELEMENTS // students[0].shape[1]) -> "
-    "min(1, _REFERENCE_ELEMENTS // students[0].shape[1])": (
-        "a bound on memory; losses are equal at any"
-    ),
-    "ds_distill/routing/gate.py: if loss >= least: -> if loss > least:": (
-        "losses of two penalties are equal where nothing is fitted under either"
-    ),
-    "ds_distill/engine/flat_adamw.py: if len(found) < len(self.weights): -> "
-    "if len(found) <= len(self.weights):": "where all are found all are copied over the zeros",
-    "ds_distill/routing/label_rows.py: rows.transpose(0, 1) @ matrices -> "
-    "rows.transpose(1, 0) @ matrices": "the same two dimensions",
-    "ds_distill/routing/router.py: self._fitted is not None and "
-    "self._device != batch.labels.device -> self._fitted is not None or "
-    "self._device != batch.labels.device": (
-        "not equivalent, and not killed here: devices differ on a GPU alone"
-    ),
-    "ds_distill/evaluation/prediction_files.py: ' '.join(str(error).split())[:200] -> "
-    "' '.join(str(error).split())[:201]": "how much of another's message is shown",
-    "ds_distill/models/capture.py: for layer in sorted(layers): -> for layer in list(layers):": (
-        "states are taken by their numbers, in any order"
-    ),
-    "ds_distill/evaluation/label_order.py: bdtr(right, self.examples, self.share) < CHANCE -> "
-    "bdtr(right, self.examples, self.share) <= CHANCE": "no such probability is CHANCE to the bit",
-    "ds_distill/losses/term.py: student_depth: int = 0 -> student_depth: int = 1": (
-        "the default says that it is not known, and is read by no term"
-    ),
+EXPLAINED = {
+    (one["file"], one["before"], one["after"]): one["why"]
+    for one in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 }
-"""`file: before -> after`: why no test can tell it from the original."""
+"""File, before and after -> why no test can tell it from the original."""
 
 
 @dataclass(frozen=True)
@@ -459,7 +405,7 @@ def tried(mutant: Mutant, rounds: list[list[str]], tree: Path, log: Path) -> dic
         if found != "passed":
             break
     path.write_bytes(kept)
-    reason = EXPLAINED.get(f"{mutant.file}: {mutant.before} -> {mutant.after}")
+    reason = EXPLAINED.get((mutant.file, mutant.before, mutant.after))
     verdict = ("explained" if reason else "SURVIVED") if found == "passed" else "killed"
     what = f"{mutant.name} {verdict} {mutant.before} -> {mutant.after}"
     print(f"{what}: {tests} {found} {seconds:.0f}", flush=True)
