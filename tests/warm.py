@@ -214,8 +214,8 @@ def command(arguments: list[str], cwd: str, environment: dict[str, str], shown: 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if PLANT in environment:
         import plants  # noqa: F401
-    script = arguments[0] if arguments[0].endswith(".py") else None
-    sys.path[0] = os.path.dirname(os.path.abspath(script)) if script else cwd
+    script = os.path.abspath(arguments[0]) if arguments[0].endswith(".py") else None
+    sys.path[0] = os.path.dirname(script) if script else cwd
     more = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in more if path not in ("", *sys.path)]
     if script:
