@@ -24,21 +24,24 @@ LOG = "DS_DISTILL_COUNTS"
 """Environment variable of children: the log."""
 
 
-def _sharded(kind: str, stage: int, times: int = 1) -> str:
-    """At stage 3 weights are gathered module by module, which takes as long as all else."""
-    return "\n".join([kind, *[f"#sharded_{kind[1:]}"] * times * (stage == 3)])
+def _engine(engine: Any, bundle: Any, config: dict[str, Any], *_: Any) -> str:
+    return _at_stage("#engines", config.get("zero_optimization", {}).get("stage", 0))
+
+
+def _step(engine: Any, *_: Any) -> str:
+    steps = _at_stage("#optimizer_steps", engine._stage, engine._micro_steps)
+    return f"{steps}\n@stage {engine._stage}"
+
+
+def _at_stage(kind: str, stage: int, micro_steps: int = 1) -> str:
+    """Stage 3 gathers weights module by module, in each micro-step, and takes as long as all else:
+    it is counted apart, too."""
+    sharded = [f"#sharded_{kind[1:]}"] * micro_steps if stage == 3 else []
+    return "\n".join([kind, *sharded])
 
 
 KINDS = {
-    "ds_distill.engine.engine": {
-        "Engine.__init__": lambda _, __, config, *___: _sharded(
-            "#engines", config.get("zero_optimization", {}).get("stage", 0)
-        ),
-        "Engine.train_step": lambda engine, *_: (
-            f"{_sharded('#optimizer_steps', engine._stage, engine._micro_steps)}"
-            f"\n@stage {engine._stage}"
-        ),
-    },
+    "ds_distill.engine.engine": {"Engine.__init__": _engine, "Engine.train_step": _step},
     "ds_distill.run.execute": {"execute": lambda *_: "#runs", "_run_phase": lambda *_: "#phases"},
     "ds_distill.data.tokenizer": {"load_tokenizer": lambda *_: "#tokenizer_loads"},
     "ds_distill.planning.models": {"known_config": lambda *_: "#planned_models"},

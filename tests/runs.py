@@ -58,6 +58,7 @@ class Runs:
         self.arguments += ["--num-gpus", str(ranks)] if ranks else []
         self.environment = {**warm.environment, **marked(), **more}
         self._warm = warm
+        self._forks: list[Fork] = []
 
     def start(self, folder: Path, resume: bool, terminal: int | None = None) -> Process | Fork:
         more = ["--folder", str(folder), *(["--resume"] if resume else [])]
@@ -68,7 +69,9 @@ class Runs:
         output goes there."""
         arguments = [*self.arguments, *more]
         if not {"--num-gpus", "--hostfile"} & {*arguments}:
-            return self._warm.start(arguments, cwd, self.environment, together=True)
+            fork = self._warm.start(arguments, cwd, self.environment, together=True)
+            self._forks.append(fork)
+            return fork
         return subprocess.Popen(
             [*DS_DISTILL, *arguments],
             env=self.environment,
@@ -138,8 +141,8 @@ class Runs:
         return f"Continue with: {shlex.join(command)}\n"
 
     def left(self) -> list[psutil.Process]:
-        """Of launches; those of forks are looked for in the end."""
-        return left_of(self.environment)
+        """Processes that have not ended, of all that it has started and of what these started."""
+        return [*left_of(self.environment), *(one for fork in self._forks for one in fork.left())]
 
     @staticmethod
     def _until(moment: Moment, process: Process | Fork, folder: Path) -> bool:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import counted
@@ -65,6 +66,16 @@ class Fork:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def left(self) -> list[psutil.Process]:
+        """It and what it has started, of which some has not ended: those of its session."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                own = os.getsid(process.pid) == self.pid
+                if own and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def _shown(self) -> tuple[str, str]:
         out, err = ((self._folder / name).read_text("utf-8") for name in ("out", "err"))

@@ -81,6 +81,7 @@ def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
         assert curves(folder)[-1][1:3] == (model, int(step))
         found = [int(path.name[5:]) for path in (folder / "checkpoints").glob("*/step-*")]
         assert max(found) == int(step)
+        assert runs.left() == []
     runs.finish(folder, resume=True)
     check_same(folder, whole)
 
