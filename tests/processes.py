@@ -81,11 +81,12 @@ def read_all(terminal: int, shown: list[bytes]) -> None:
 
 def kill_all(process: Process | Fork) -> None:
     """SIGKILL to a process and all below it, also where the launcher made groups of its own."""
-    if process.poll() is None:
-        everyone = [*psutil.Process(process.pid).children(recursive=True), process]
-        for one in everyone:
-            with suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        if process.poll() is None:
+            everyone = [*psutil.Process(process.pid).children(recursive=True), process]
+            for one in everyone:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
     process.communicate()
 
 

@@ -58,8 +58,9 @@ class Fork:
         return self._shown()
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it has just ended
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -182,7 +183,7 @@ def serve() -> Callable[[], None]:
         if requests in ready:
             line = requests.readline()
             if not line:
-                return lambda: sys.exit(left(forks))
+                return lambda: sys.exit(left())
             request = json.loads(line)
             child = os.fork()
             if child == 0:
@@ -202,7 +203,7 @@ def told(forks: dict[int, Path], child: int) -> None:
     (folder / "end").rename(folder / "ended")
 
 
-def left(forks: dict[int, Path]) -> int:
+def left() -> int:
     """Kills what has not ended, and says it: 1 if there was any."""
     below = psutil.Process().children(recursive=True)
     running = [one for one in below if one.status() != psutil.STATUS_ZOMBIE]
