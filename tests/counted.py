@@ -45,6 +45,7 @@ KINDS = {
     "ds_distill.run.execute": {"execute": lambda *_: "#runs", "_run_phase": lambda *_: "#phases"},
     "ds_distill.data.tokenizer": {"load_tokenizer": lambda *_: "#tokenizer_loads"},
     "ds_distill.planning.models": {"known_config": lambda *_: "#planned_models"},
+    "ds_distill.planning.trace": {"Trace.__init__": lambda *_: "#traced_passes"},
     "ds_distill.training.loop": {"train": lambda *_: "#trainings"},
     "ds_distill.routing.comparison": {"compare": lambda *_: "#comparisons"},
     "ds_distill.models.load": {"load_model": lambda *_: "#model_loads"},
@@ -52,7 +53,7 @@ KINDS = {
         "StateForActualGivenExecution.execute_once": lambda *_: "#hypothesis_examples"
     },
     "triton.runtime.interpreter": {"GridExecutor.__call__": lambda *_: "#kernels_interpreted"},
-    "triton.compiler.compiler": {"compile": lambda *_: "#kernels_compiled"},
+    "compiling": {"Launch.compile": lambda *_: "#kernels_compiled"},
     "ds_distill.recipe.part": {
         "Implemented.load": lambda part: f"@{part.kind_of_part.capitalize()} {part.part_name}"
     },
@@ -62,6 +63,8 @@ KINDS = {
     "typer._click.core": {
         "Command.invoke": lambda _, context: f"#commands\n@command {context.info_name}"
     },
+    "torch._tensor": {"Tensor.backward": lambda *_: "#gradients"},
+    "torch.autograd": {"grad": lambda *_: "#gradients"},
     "os": {"fork": lambda: "#forks"},
     "subprocess": {"Popen.__init__": None},
     "torch": {},
